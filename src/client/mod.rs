@@ -1,0 +1,1 @@
+//! The clients: short documented methods that delegate.

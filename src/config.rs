@@ -1,0 +1,1 @@
+//! Configuration, and the only reader of environment variables.

@@ -1,0 +1,30 @@
+//! Fine-tune and sample language models with [Tinker] from plain, blocking Rust.
+//!
+//! [Tinker]: https://thinkingmachines.ai/tinker
+
+pub mod error;
+
+pub mod types;
+
+#[allow(dead_code, reason = "until the clients land")]
+mod wire;
+
+#[allow(dead_code, reason = "until the clients land")]
+mod transport;
+
+pub mod config;
+
+#[allow(dead_code, reason = "until the clients land")]
+mod runtime;
+
+pub mod client;
+
+pub mod loss;
+
+#[cfg(feature = "text")]
+pub mod text;
+
+#[cfg(feature = "local")]
+pub mod local;
+
+pub use error::{Error, Result};

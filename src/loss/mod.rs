@@ -1,0 +1,1 @@
+//! Custom losses: expressions over logprobs with reverse-mode gradients.

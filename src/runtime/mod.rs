@@ -1,0 +1,1 @@
+//! Everything that lives longer than a call: threads, queues, futures.

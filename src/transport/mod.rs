@@ -1,0 +1,1 @@
+//! One request out, one reply in; the only room that names ureq.

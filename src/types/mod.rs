@@ -1,0 +1,1 @@
+//! The values the service speaks in: plain data and its invariants.

@@ -1,0 +1,1 @@
+//! Bytes to types and back: request envelopes, protobuf, dialects. No I/O, no clock.

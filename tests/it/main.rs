@@ -1,0 +1,3 @@
+//! The one integration crate: a module per feature.
+
+mod cli;
