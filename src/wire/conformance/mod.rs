@@ -1,0 +1,3 @@
+//! What decides whether the codecs are right: recorded data, the schema, the Python SDK itself.
+
+mod schema;
