@@ -1,3 +1,101 @@
 //! The embedded service: a real engine behind the real protocol, on one machine.
+//!
+//! ```no_run
+//! use tinker::local::LocalServer;
+//!
+//! let server = LocalServer::start()?;
+//! println!("serving at {}", server.base_url());
+//! # Ok::<(), tinker::Error>(())
+//! ```
+
+mod api;
+mod auth;
+mod builder;
+mod fault;
+mod flags;
+mod futures;
+mod http;
+mod routes;
+mod service;
+mod sessions;
 
 pub mod engine;
+
+use std::sync::Arc;
+
+pub use builder::Builder;
+pub use fault::{Fault, FaultKind};
+pub use http::RecordedRequest;
+
+use crate::error::Result;
+use http::HttpThread;
+use service::Service;
+
+/// A running server: real sockets, real gradients, no account and no network.
+///
+/// The handle is blocking; dropping it stops the server and joins its threads. Requests under
+/// way get a moment to end, long polls are answered at once.
+///
+/// Everything the official clients speak to is served from one thread with an async runtime of
+/// its own; the model's arithmetic runs on other threads.
+#[derive(Debug)]
+pub struct LocalServer {
+    // In the order they stop: nothing new comes in, then the work ends.
+    http: HttpThread,
+    service: Arc<Service>,
+}
+
+impl LocalServer {
+    /// Starts with the defaults: any free port of the loopback address, no key, nothing kept.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Builder::start`].
+    pub fn start() -> Result<Self> {
+        Self::builder().start()
+    }
+
+    /// Sets options before starting.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// What clients take as their base URL, such as `http://127.0.0.1:49152`.
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.http.address)
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.http.address.port()
+    }
+
+    /// The requests seen so far, in order of arrival; empty unless [recording](Builder::record).
+    pub fn requests(&self) -> Vec<RecordedRequest> {
+        self.service
+            .recorder()
+            .map(http::Recorder::all)
+            .unwrap_or_default()
+    }
+
+    /// Forgets the requests recorded so far.
+    pub fn clear_requests(&self) {
+        if let Some(recorder) = self.service.recorder() {
+            recorder.clear();
+        }
+    }
+
+    /// Adds a fault while the server runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) if it names an endpoint the server does not have.
+    pub fn add_fault(&self, fault: Fault) -> Result<()> {
+        self.service.add_fault(fault)
+    }
+
+    /// Ends all faults.
+    pub fn clear_faults(&self) {
+        self.service.clear_faults();
+    }
+}

@@ -1,3 +1,5 @@
 //! The one integration crate: a module per feature.
 
 mod cli;
+mod server;
+mod support;

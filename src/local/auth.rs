@@ -1,0 +1,102 @@
+//! Who may ask: a key, or a token exchanged for one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::http::{Refusal, Request};
+use super::routes::Route;
+
+/// The server's rule about credentials.
+#[derive(Debug)]
+pub(super) struct Auth {
+    key: Option<String>,
+    /// With JWTs on: how long each lives.
+    jwt_lifetime: Option<Duration>,
+    issued: Mutex<HashMap<String, Instant>>,
+}
+
+impl Auth {
+    pub(super) fn new(key: Option<String>, jwt_lifetime: Option<Duration>) -> Self {
+        Self {
+            key,
+            jwt_lifetime,
+            issued: Mutex::default(),
+        }
+    }
+
+    pub(super) fn check(&self, route: Route, request: &Request) -> Result<(), Refusal> {
+        let given = request.header("x-api-key").or_else(|| {
+            request
+                .header("authorization")
+                .and_then(|value| value.strip_prefix("Bearer "))
+        });
+        match route {
+            // A signed link is its own credential.
+            Route::Healthz | Route::Download => Ok(()),
+            Route::ClientConfig | Route::AuthToken => self.check_key(given),
+            _ if self.jwt_lifetime.is_some() => self.check_jwt(given),
+            _ => self.check_key(given),
+        }
+    }
+
+    /// Exchanges the credential of a request that passed [`check`](Self::check) for a token.
+    pub(super) fn issue(&self) -> Result<String, Refusal> {
+        let lifetime = self
+            .jwt_lifetime
+            .ok_or_else(|| Refusal::missing("this server does not exchange tokens"))?;
+        let expires = Timestamp::now().as_second() + i64::try_from(lifetime.as_secs()).unwrap_or(0);
+        let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        // The signature is a random number that this process remembers: nobody else has to
+        // verify it.
+        let token = format!(
+            "{}.{}.{}",
+            part(json!({"alg": "none", "typ": "JWT"})),
+            part(json!({
+                "iss": "passport-local",
+                "sub": "tml:organization_user:local",
+                "org_id": "local",
+                "email": "local@localhost",
+                "exp": expires,
+            })),
+            URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes()),
+        );
+        let now = Instant::now();
+        let mut issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        issued.retain(|_, expires| *expires > now);
+        issued.insert(token.clone(), now + lifetime);
+        Ok(token)
+    }
+
+    fn check_key(&self, given: Option<&str>) -> Result<(), Refusal> {
+        match (&self.key, given) {
+            (None, _) => Ok(()),
+            (Some(key), Some(given)) if same(key, given) => Ok(()),
+            (Some(_), Some(_)) => Err(Refusal::unauthorized("the API key is not valid")),
+            (Some(_), None) => Err(Refusal::unauthorized("an API key is required")),
+        }
+    }
+
+    fn check_jwt(&self, given: Option<&str>) -> Result<(), Refusal> {
+        let issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        match given.and_then(|token| issued.get(token)) {
+            Some(expires) if *expires > Instant::now() => Ok(()),
+            Some(_) => Err(Refusal::unauthorized("the token has expired")),
+            None => Err(Refusal::unauthorized("a token from auth/token is required")),
+        }
+    }
+}
+
+/// Compares in a time that does not depend on where the two differ.
+fn same(key: &str, given: &str) -> bool {
+    let differences = key
+        .bytes()
+        .zip(given.bytes())
+        .fold(0, |sum, (a, b)| sum | (a ^ b));
+    key.len() == given.len() && differences == 0
+}

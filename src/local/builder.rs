@@ -1,0 +1,266 @@
+//! The options of a server.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::LocalServer;
+use super::fault::Fault;
+use super::flags::Flags;
+use super::http::{HttpThread, Limits};
+use super::routes;
+use super::service::Service;
+use crate::error::{Context, Error, Result};
+
+/// Sets the options of a [`LocalServer`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tinker::local::LocalServer;
+///
+/// let server = LocalServer::builder()
+///     .flag("sample_use_retrieve_futures", true)
+///     .latency("asample", Duration::from_millis(200))
+///     .record(true)
+///     .start()?;
+/// # Ok::<(), tinker::Error>(())
+/// ```
+#[must_use = "a server starts with `start`"]
+#[derive(Debug, Clone)]
+pub struct Builder {
+    pub(super) host: IpAddr,
+    pub(super) port: u16,
+    pub(super) api_key: Option<String>,
+    pub(super) data: Option<PathBuf>,
+    pub(super) model: Option<PathBuf>,
+    pub(super) threads: usize,
+    pub(super) flags: Vec<(String, Value)>,
+    pub(super) jwt_lifetime: Duration,
+    pub(super) metadata_only_above: usize,
+    pub(super) long_poll: Duration,
+    pub(super) session_timeout: Duration,
+    pub(super) latencies: HashMap<String, Duration>,
+    pub(super) max_request_bytes: usize,
+    pub(super) max_connections: usize,
+    pub(super) max_pending_samples: usize,
+    pub(super) faults: Vec<Fault>,
+    pub(super) admin: bool,
+    pub(super) record: bool,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            api_key: None,
+            data: None,
+            model: None,
+            threads: 0,
+            flags: Vec::new(),
+            jwt_lifetime: Duration::from_secs(3600),
+            metadata_only_above: 1 << 20,
+            long_poll: Duration::from_secs(20),
+            session_timeout: Duration::from_secs(300),
+            latencies: HashMap::new(),
+            max_request_bytes: 64 << 20,
+            max_connections: 4096,
+            max_pending_samples: 20_000,
+            faults: Vec::new(),
+            admin: false,
+            record: false,
+        }
+    }
+}
+
+impl Builder {
+    /// The address to listen on. One that other machines can reach demands an
+    /// [`api_key`](Self::api_key). Default: `127.0.0.1`.
+    pub fn host(mut self, host: IpAddr) -> Self {
+        self.host = host;
+        self
+    }
+
+    /// The port to listen on; 0 takes any that is free. Default: 0.
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Demands this key from every request. Default: any key is accepted, and none.
+    pub fn api_key(mut self, key: impl Into<String>) -> Self {
+        self.api_key = Some(key.into());
+        self
+    }
+
+    /// Keeps runs, checkpoints and the tokenizer in this folder, across restarts. Default: a
+    /// temporary folder that goes with the server.
+    pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.data = Some(folder.into());
+        self
+    }
+
+    /// Serves the model in this Hugging Face folder. Default: the small built-in one.
+    pub fn model(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.model = Some(folder.into());
+        self
+    }
+
+    /// How many threads the model's arithmetic uses; results do not depend on it. 0 takes one
+    /// per core. Default: 0.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Sets a flag of `client/config` or `client/dynamic_config` by its name on the wire, such as
+    /// `parallel_fwdbwd_chunks`. Setting `pjwt_auth_enabled` makes the server exchange keys for
+    /// tokens and demand those. Default: the service's own defaults.
+    pub fn flag(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.flags.push((name.into(), value.into()));
+        self
+    }
+
+    /// How long exchanged tokens live. Default: one hour.
+    pub fn jwt_lifetime(mut self, lifetime: Duration) -> Self {
+        self.jwt_lifetime = lifetime;
+        self
+    }
+
+    /// Results of more bytes than this are announced before they are sent. Default: 1 MiB.
+    pub fn metadata_only_above(mut self, bytes: usize) -> Self {
+        self.metadata_only_above = bytes;
+        self
+    }
+
+    /// How long a poll for results is held open; at most 30 s, since clients give up after 45.
+    /// Default: 20 s.
+    pub fn long_poll(mut self, hold: Duration) -> Self {
+        self.long_poll = hold;
+        self
+    }
+
+    /// How long a session lives without a heartbeat. Default: 5 minutes.
+    pub fn session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// Makes an endpoint this much slower. Where the endpoint answers with a future, its result
+    /// comes later, as if the work took that long; otherwise the answer itself does.
+    /// Default: none.
+    pub fn latency(mut self, endpoint: impl Into<String>, latency: Duration) -> Self {
+        self.latencies.insert(endpoint.into(), latency);
+        self
+    }
+
+    /// The largest request body taken; larger ones get a 413. Default: 64 MiB.
+    pub fn max_request_bytes(mut self, bytes: usize) -> Self {
+        self.max_request_bytes = bytes;
+        self
+    }
+
+    /// How many connections are served at once; more get a 503. Default: 4,096.
+    pub fn max_connections(mut self, connections: usize) -> Self {
+        self.max_connections = connections;
+        self
+    }
+
+    /// How many samples may wait at once; more get a 429. Default: 20,000.
+    pub fn max_pending_samples(mut self, samples: usize) -> Self {
+        self.max_pending_samples = samples;
+        self
+    }
+
+    /// Adds a fault. Default: none.
+    pub fn fault(mut self, fault: Fault) -> Self {
+        self.faults.push(fault);
+        self
+    }
+
+    /// Opens the admin route: `POST /admin/faults` takes a [`Fault`] as JSON, `DELETE` ends them
+    /// all. Default: off.
+    pub fn admin(mut self, on: bool) -> Self {
+        self.admin = on;
+        self
+    }
+
+    /// Keeps every request for [`LocalServer::requests`]. Default: off.
+    pub fn record(mut self, on: bool) -> Self {
+        self.record = on;
+        self
+    }
+
+    /// Starts the server; it accepts connections when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an option that cannot be used, [`Error::Config`] if the address or
+    /// the data folder cannot be used, [`Error::Internal`] if no thread can be started.
+    pub fn start(self) -> Result<LocalServer> {
+        let flags = self.check()?;
+        let address = SocketAddr::new(self.host, self.port);
+        let listener = TcpListener::bind(address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| {
+                Error::Config(Context::caused(
+                    format!("cannot listen on {address}"),
+                    error,
+                ))
+            })?;
+        let limits = Limits {
+            request_bytes: self.max_request_bytes,
+            connections: self.max_connections,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .thread_name("tinker-local-blocking")
+            .max_blocking_threads(4)
+            .build()
+            .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
+        let service = Arc::new(Service::new(self, flags, runtime.handle().clone())?);
+        let http = HttpThread::start(listener, runtime, service.clone(), limits)?;
+        log::info!("local server at http://{}", http.address);
+        Ok(LocalServer { http, service })
+    }
+
+    fn check(&self) -> Result<Flags> {
+        if !self.host.is_loopback() && self.api_key.is_none() {
+            return Err(Error::invalid(
+                "host",
+                format!(
+                    "{} can be reached by others and demands an API key",
+                    self.host
+                ),
+            ));
+        }
+        if self.long_poll > Duration::from_secs(30) {
+            return Err(Error::invalid("long_poll", "must be 30 s at most"));
+        }
+        for fault in &self.faults {
+            check_endpoint("fault", fault.endpoint())?;
+        }
+        for endpoint in self.latencies.keys() {
+            check_endpoint("latency", endpoint)?;
+        }
+        let mut flags = Flags::default();
+        for (name, value) in &self.flags {
+            flags.set(name, value.clone())?;
+        }
+        Ok(flags)
+    }
+}
+
+/// Refuses the name of an endpoint that does not exist, which would never strike.
+pub(super) fn check_endpoint(field: &str, endpoint: &str) -> Result<()> {
+    if endpoint == "*" || routes::is_endpoint(endpoint) {
+        return Ok(());
+    }
+    let problem = format!("{endpoint:?} is not an endpoint of this server");
+    Err(Error::invalid(field, problem))
+}

@@ -1,0 +1,419 @@
+//! The results of accepted requests, from acceptance until somebody has fetched them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::error::ErrorCategory;
+
+/// A result that was sent once is kept this long, in case the reply was lost on its way.
+const KEEP_SENT: Duration = Duration::from_secs(120);
+/// A result nobody asked for is kept this long.
+const KEEP_UNSENT: Duration = Duration::from_secs(3600);
+/// When results kept exceed this many bytes, the oldest go: first those sent, then any.
+const KEEP_BYTES: usize = 1 << 30;
+
+/// How a request ended.
+#[derive(Debug, Clone)]
+pub(super) enum Outcome {
+    /// A JSON object, encoded.
+    Json(Bytes),
+    /// An encoded `ForwardBackwardOutput`.
+    Training(Bytes),
+    /// An encoded `SampleResponse`.
+    Sample(Bytes),
+    Failed {
+        message: String,
+        category: ErrorCategory,
+    },
+}
+
+impl Outcome {
+    pub(super) fn json(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(bytes) => Self::Json(bytes.into()),
+            Err(error) => Self::failed(format!("the result cannot be encoded: {error}")),
+        }
+    }
+
+    /// The caller's fault.
+    pub(super) fn refused(message: impl Into<String>) -> Self {
+        Self::Failed {
+            message: message.into(),
+            category: ErrorCategory::User,
+        }
+    }
+
+    /// Our fault.
+    pub(super) fn failed(message: impl Into<String>) -> Self {
+        Self::Failed {
+            message: message.into(),
+            category: ErrorCategory::Server,
+        }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Self::Json(bytes) | Self::Training(bytes) | Self::Sample(bytes) => bytes.len(),
+            Self::Failed { message, .. } => message.len(),
+        }
+    }
+}
+
+/// What one look at a future shows.
+#[derive(Debug)]
+pub(super) enum Look {
+    Done(Outcome),
+    /// Still pending; the reason is for people.
+    Pending {
+        paused: Option<String>,
+    },
+    /// Never accepted, or dropped long ago.
+    Unknown,
+}
+
+/// Who is told about completions as they happen: a sampling session and one of its clones.
+pub(super) type Channel = (String, u64);
+
+/// One entry of a channel's log.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub(super) enum Completion {
+    Finished {
+        request_id: String,
+        response_payload_uncompressed_size: usize,
+    },
+    Failed {
+        request_id: String,
+    },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Futures {
+    shelf: Mutex<Shelf>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    entries: HashMap<String, Entry>,
+    channels: HashMap<Channel, Log>,
+    /// Finished requests in the order they finished, for dropping the oldest.
+    finished: VecDeque<String>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    channel: Option<Channel>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+enum State {
+    Pending {
+        paused: Option<String>,
+    },
+    Finished {
+        outcome: Outcome,
+        at: Instant,
+        sent: Option<Instant>,
+    },
+}
+
+/// Completions of one channel that its client has not seen for certain.
+#[derive(Debug, Default)]
+struct Log {
+    /// How many were dropped from the front: the cursor of the first one kept.
+    start: u64,
+    kept: VecDeque<Completion>,
+    changed: Arc<Notify>,
+}
+
+impl Futures {
+    /// Registers an accepted request. False if it was registered before: a repeated submission.
+    pub(super) fn open(&self, id: &str, channel: Option<Channel>) -> bool {
+        let mut shelf = self.lock();
+        if shelf.entries.contains_key(id) {
+            return false;
+        }
+        let entry = Entry {
+            state: State::Pending { paused: None },
+            channel,
+            changed: Arc::default(),
+        };
+        shelf.entries.insert(id.to_owned(), entry);
+        true
+    }
+
+    pub(super) fn is_open(&self, id: &str) -> bool {
+        self.lock().entries.contains_key(id)
+    }
+
+    /// Says why a pending request does not move, or that it does again.
+    pub(super) fn pause(&self, id: &str, reason: Option<String>) {
+        if let Some(Entry {
+            state: State::Pending { paused },
+            ..
+        }) = self.lock().entries.get_mut(id)
+        {
+            *paused = reason;
+        }
+    }
+
+    /// Files the result and wakes whoever waits. The first result wins.
+    pub(super) fn finish(&self, id: &str, outcome: Outcome) {
+        let mut shelf = self.lock();
+        let Some(entry) = shelf.entries.get_mut(id) else {
+            return;
+        };
+        if matches!(entry.state, State::Finished { .. }) {
+            return;
+        }
+        let completion = match &outcome {
+            Outcome::Failed { .. } => Completion::Failed {
+                request_id: id.to_owned(),
+            },
+            _ => Completion::Finished {
+                request_id: id.to_owned(),
+                response_payload_uncompressed_size: outcome.size(),
+            },
+        };
+        let size = outcome.size();
+        entry.state = State::Finished {
+            outcome,
+            at: Instant::now(),
+            sent: None,
+        };
+        entry.changed.notify_waiters();
+        let channel = entry.channel.clone();
+        shelf.bytes += size;
+        shelf.finished.push_back(id.to_owned());
+        if let Some(channel) = channel {
+            let log = shelf.channels.entry(channel).or_default();
+            log.kept.push_back(completion);
+            log.changed.notify_waiters();
+        }
+    }
+
+    /// Waits until the request has finished or the time is up.
+    pub(super) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
+        loop {
+            let changed = match self.lock().entries.get(id) {
+                None => return Look::Unknown,
+                Some(entry) => entry.changed.clone(),
+            };
+            let notified = changed.notified();
+            tokio::pin!(notified);
+            // Enlisted before looking, so that a result filed in between is not missed.
+            notified.as_mut().enable();
+            match self.look(id) {
+                Look::Pending { .. } => {}
+                look => return look,
+            }
+            if tokio::time::timeout_at(until, notified).await.is_err() {
+                return self.look(id);
+            }
+        }
+    }
+
+    /// What is known about a request now.
+    pub(super) fn look(&self, id: &str) -> Look {
+        match self.lock().entries.get(id).map(|entry| &entry.state) {
+            None => Look::Unknown,
+            Some(State::Pending { paused }) => Look::Pending {
+                paused: paused.clone(),
+            },
+            Some(State::Finished { outcome, .. }) => Look::Done(outcome.clone()),
+        }
+    }
+
+    /// Marks a result as on its way to the client.
+    pub(super) fn sent(&self, id: &str) {
+        if let Some(Entry {
+            state: State::Finished { sent, .. },
+            ..
+        }) = self.lock().entries.get_mut(id)
+        {
+            sent.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Drops results the client says it has.
+    pub(super) fn acknowledge(&self, ids: &[String]) {
+        let mut shelf = self.lock();
+        for id in ids {
+            shelf.remove(id);
+        }
+    }
+
+    /// The completions of a channel after a cursor, waiting for the first until the time is up.
+    pub(super) async fn completions(
+        &self,
+        channel: &Channel,
+        cursor: u64,
+        until: tokio::time::Instant,
+    ) -> (Vec<Completion>, u64) {
+        loop {
+            let changed = self.log(channel, |log| log.changed.clone());
+            let notified = changed.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            let (found, next) = self.log(channel, |log| log.after(cursor));
+            if !found.is_empty() || tokio::time::timeout_at(until, notified).await.is_err() {
+                return (found, next);
+            }
+        }
+    }
+
+    /// Drops what nobody will ask for any more.
+    pub(super) fn sweep(&self, now: Instant) {
+        let mut shelf = self.lock();
+        let expired: Vec<String> = shelf
+            .finished
+            .iter()
+            .filter(|id| shelf.is_expired(id, now))
+            .cloned()
+            .collect();
+        for id in &expired {
+            shelf.remove(id);
+        }
+        let Shelf {
+            entries, finished, ..
+        } = &mut *shelf;
+        finished.retain(|id| entries.contains_key(id));
+        while shelf.bytes > KEEP_BYTES {
+            let Some(id) = shelf.oldest() else { break };
+            shelf.remove(&id);
+            shelf.finished.retain(|kept| *kept != id);
+        }
+    }
+
+    /// Forgets the channels of a sampling session that has ended.
+    pub(super) fn forget_channels(&self, sampling_session: &str) {
+        self.lock()
+            .channels
+            .retain(|(session, _), _| session != sampling_session);
+    }
+
+    fn log<T>(&self, channel: &Channel, read: impl FnOnce(&mut Log) -> T) -> T {
+        let mut shelf = self.lock();
+        match shelf.channels.get_mut(channel) {
+            Some(log) => read(log),
+            None => read(shelf.channels.entry(channel.clone()).or_default()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf {
+    fn remove(&mut self, id: &str) {
+        if let Some(Entry {
+            state: State::Finished { outcome, .. },
+            ..
+        }) = self.entries.get(id)
+        {
+            self.bytes -= outcome.size();
+            self.entries.remove(id);
+        }
+    }
+
+    fn is_expired(&self, id: &str, now: Instant) -> bool {
+        match self.entries.get(id).map(|entry| &entry.state) {
+            Some(State::Finished { at, sent, .. }) => match sent {
+                Some(sent) => now.duration_since(*sent) > KEEP_SENT,
+                None => now.duration_since(*at) > KEEP_UNSENT,
+            },
+            Some(State::Pending { .. }) => false,
+            None => true,
+        }
+    }
+
+    /// The result to give up first: the oldest that was sent, or else the oldest.
+    fn oldest(&self) -> Option<String> {
+        let was_sent = |id: &&String| {
+            matches!(
+                self.entries.get(*id).map(|entry| &entry.state),
+                Some(State::Finished { sent: Some(_), .. })
+            )
+        };
+        let oldest = self.finished.iter().find(was_sent);
+        oldest.or_else(|| self.finished.front()).cloned()
+    }
+}
+
+impl Log {
+    /// Everything from the cursor on. What lies before it the client has seen, so it goes.
+    fn after(&mut self, cursor: u64) -> (Vec<Completion>, u64) {
+        while self.start < cursor && self.kept.pop_front().is_some() {
+            self.start += 1;
+        }
+        let next = self.start + self.kept.len() as u64;
+        (self.kept.iter().cloned().collect(), next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(text: &'static str) -> Outcome {
+        Outcome::Json(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn the_same_request_opens_once_and_the_first_result_stays() {
+        let futures = Futures::default();
+        assert!(futures.open("r", None));
+        assert!(!futures.open("r", None));
+        futures.finish("r", done("{}"));
+        futures.finish("r", Outcome::failed("late"));
+        assert!(matches!(futures.look("r"), Look::Done(Outcome::Json(_))));
+        assert!(matches!(futures.look("other"), Look::Unknown));
+    }
+
+    #[test]
+    fn results_can_be_fetched_again_until_they_expire() {
+        let futures = Futures::default();
+        for id in ["sent", "unsent", "pending"] {
+            futures.open(id, None);
+        }
+        futures.finish("sent", done("{}"));
+        futures.finish("unsent", done("{}"));
+        futures.sent("sent");
+        let soon = Instant::now() + KEEP_SENT / 2;
+        futures.sweep(soon);
+        assert!(matches!(futures.look("sent"), Look::Done(_)));
+        futures.sweep(Instant::now() + KEEP_SENT * 2);
+        assert!(matches!(futures.look("sent"), Look::Unknown));
+        assert!(matches!(futures.look("unsent"), Look::Done(_)));
+        futures.sweep(Instant::now() + KEEP_UNSENT * 2);
+        assert!(matches!(futures.look("unsent"), Look::Unknown));
+        assert!(matches!(futures.look("pending"), Look::Pending { .. }));
+    }
+
+    #[test]
+    fn completions_repeat_until_the_cursor_moves() {
+        let futures = Futures::default();
+        let channel = ("s".to_owned(), 0);
+        for id in ["a", "b"] {
+            futures.open(id, Some(channel.clone()));
+        }
+        futures.finish("a", done("{}"));
+        let seen = |cursor| futures.log(&channel, |log| log.after(cursor));
+        assert_eq!((seen(0).0.len(), seen(0).1), (1, 1));
+        futures.finish("b", Outcome::refused("bad"));
+        assert_eq!((seen(0).0.len(), seen(0).1), (2, 2));
+        assert_eq!((seen(1).0.len(), seen(1).1), (1, 2));
+        assert_eq!((seen(2).0.len(), seen(2).1), (0, 2));
+        futures.acknowledge(&["a".into()]);
+        assert!(matches!(futures.look("a"), Look::Unknown));
+    }
+}

@@ -1,0 +1,162 @@
+//! The HTTP layer: one thread, one single-threaded runtime, many connections.
+
+mod connection;
+mod record;
+mod reply;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::{HeaderMap, Method};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, watch};
+
+pub use record::RecordedRequest;
+pub(super) use record::Recorder;
+pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
+
+use crate::error::{Context, Error, Result};
+use crate::local::service::Service;
+
+/// How long open requests may take to end once the server stops.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Connections beyond the limit that still get an answer, at once.
+const OVERFLOW: usize = 128;
+
+/// A request, read whole.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) query: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Request {
+    /// The text of a header; one that is not text counts as absent.
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// What a flood may take before it is turned away.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of one request's body.
+    pub(super) request_bytes: usize,
+    /// Connections at once.
+    pub(super) connections: usize,
+}
+
+/// The thread that serves. Dropping it stops and joins.
+#[derive(Debug)]
+pub(super) struct HttpThread {
+    pub(super) address: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HttpThread {
+    pub(super) fn start(
+        listener: TcpListener,
+        runtime: Runtime,
+        service: Arc<Service>,
+        limits: Limits,
+    ) -> Result<Self> {
+        let address = listener
+            .local_addr()
+            .map_err(|error| Error::Config(Context::caused("no local address", error)))?;
+        let (stop, stopped) = watch::channel(false);
+        let thread = std::thread::Builder::new()
+            .name("tinker-local-http".into())
+            .spawn(move || {
+                runtime.block_on(serve(listener, service, limits, stopped));
+                runtime.shutdown_timeout(GRACE);
+            })
+            .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
+        Ok(Self {
+            address,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for HttpThread {
+    fn drop(&mut self) {
+        // The thread may be gone already if it panicked; there is nobody left to tell.
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Accepts until told to stop, then waits a little for what is open.
+async fn serve(
+    listener: TcpListener,
+    service: Arc<Service>,
+    limits: Limits,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return log::error!("local server cannot listen: {error}"),
+    };
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    let overflow = Arc::new(Semaphore::new(OVERFLOW));
+    let shared = Arc::new(connection::Shared::new(service.clone(), limits));
+    let janitor = tokio::spawn(janitor(service.clone()));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.changed() => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            // Out of file descriptors, or a peer that left at once: pause, so that others finish.
+            Err(error) => {
+                log::warn!("local server cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+        };
+        match slots.clone().try_acquire_owned() {
+            Ok(slot) => {
+                let connection = connection::run(stream, shared.clone(), stopped.clone());
+                tokio::spawn(async move {
+                    connection.await;
+                    drop(slot);
+                });
+            }
+            Err(_) => {
+                // Past this many more, closing is the only answer that costs nothing.
+                if let Ok(slot) = overflow.clone().try_acquire_owned() {
+                    tokio::spawn(async move {
+                        connection::turn_away(stream).await;
+                        drop(slot);
+                    });
+                }
+            }
+        }
+    }
+    drop(listener);
+    service.stop();
+    janitor.abort();
+    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
+    let _ = tokio::time::timeout(GRACE, slots.acquire_many(all)).await;
+}
+
+/// Once in a while: sessions that lost their heartbeat end, results nobody fetched go.
+async fn janitor(service: Arc<Service>) {
+    let mut ticks = tokio::time::interval(service.sweep_interval());
+    loop {
+        ticks.tick().await;
+        service.sweep();
+    }
+}

@@ -1,0 +1,78 @@
+//! The requests a server has seen, kept for tests.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use super::Request;
+
+/// A request as it arrived, before any fault was applied to it.
+#[non_exhaustive]
+#[derive(Debug, Clone)]
+pub struct RecordedRequest {
+    /// The method, such as `POST`.
+    pub method: String,
+    /// The path, without the query.
+    pub path: String,
+    /// The query without its question mark; empty if there is none.
+    pub query: String,
+    /// The headers in order, names in lower case. Values that are not text are left out.
+    pub headers: Vec<(String, String)>,
+    /// The body's bytes, still compressed if they came so.
+    pub body: Vec<u8>,
+}
+
+impl RecordedRequest {
+    /// The first header of this name (lower case).
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The body as JSON, if it is.
+    pub fn json(&self) -> Option<serde_json::Value> {
+        serde_json::from_slice(&self.body).ok()
+    }
+
+    /// The last part of an `/api/v1/` path: `asample`, `sessions/abc/finish`.
+    pub fn endpoint(&self) -> &str {
+        self.path
+            .strip_prefix("/api/v1/")
+            .unwrap_or_else(|| self.path.trim_start_matches('/'))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(in crate::local) struct Recorder {
+    requests: Mutex<Vec<RecordedRequest>>,
+}
+
+impl Recorder {
+    pub(super) fn record(&self, request: &Request) {
+        let headers = request
+            .headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())))
+            .collect();
+        self.lock().push(RecordedRequest {
+            method: request.method.to_string(),
+            path: request.path.clone(),
+            query: request.query.clone(),
+            headers,
+            body: request.body.to_vec(),
+        });
+    }
+
+    pub(in crate::local) fn all(&self) -> Vec<RecordedRequest> {
+        self.lock().clone()
+    }
+
+    pub(in crate::local) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<RecordedRequest>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,222 @@
+//! Sessions: opened by a client, kept alive by its heartbeat, ended by finish or by silence.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::http::Refusal;
+
+/// What is known about a session; also what survives a restart.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Session {
+    pub(super) id: String,
+    pub(super) created_at: Timestamp,
+    #[serde(default)]
+    pub(super) tags: Vec<String>,
+    #[serde(default)]
+    pub(super) user_metadata: Map<String, Value>,
+    #[serde(default)]
+    pub(super) project_id: Option<String>,
+    #[serde(default)]
+    pub(super) display_name: Option<String>,
+    pub(super) status: Status,
+    /// Models by their number in the session.
+    #[serde(default)]
+    pub(super) models: BTreeMap<u64, String>,
+    /// Sampling sessions by theirs.
+    #[serde(default)]
+    pub(super) samplers: BTreeMap<u64, String>,
+}
+
+/// How a session stands, in the service's words.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Status {
+    Active,
+    /// The heartbeat stopped, or the server did.
+    Cancelled {
+        detail: Option<String>,
+    },
+    ClientFinished {
+        reason: Value,
+        detail: Option<String>,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Sessions {
+    timeout: Duration,
+    all: Mutex<BTreeMap<String, Live>>,
+}
+
+#[derive(Debug)]
+struct Live {
+    session: Session,
+    last_seen: Instant,
+}
+
+impl Sessions {
+    /// Starts with the sessions of an earlier process; those still active then are over.
+    pub(super) fn new(timeout: Duration, earlier: Vec<Session>) -> Self {
+        let now = Instant::now();
+        let all = earlier
+            .into_iter()
+            .map(|mut session| {
+                if session.status == Status::Active {
+                    session.status = Status::Cancelled {
+                        detail: Some("the server was restarted".into()),
+                    };
+                }
+                let live = Live {
+                    session,
+                    last_seen: now,
+                };
+                (live.session.id.clone(), live)
+            })
+            .collect();
+        Self {
+            timeout,
+            all: Mutex::new(all),
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(super) fn add(&self, session: Session) {
+        let live = Live {
+            last_seen: Instant::now(),
+            session,
+        };
+        self.lock().insert(live.session.id.clone(), live);
+    }
+
+    /// Notes a sign of life.
+    pub(super) fn touch(&self, id: &str) -> Result<(), Refusal> {
+        self.with_active(id, |_| ())
+    }
+
+    /// Works on an active session, which counts as a sign of life; 410 once it has ended.
+    pub(super) fn with_active<T>(
+        &self,
+        id: &str,
+        work: impl FnOnce(&mut Session) -> T,
+    ) -> Result<T, Refusal> {
+        let mut all = self.lock();
+        let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
+        if live.session.status != Status::Active {
+            return Err(Refusal::gone(format!("session {id} has ended")));
+        }
+        live.last_seen = Instant::now();
+        Ok(work(&mut live.session))
+    }
+
+    /// Ends a session; the first reason stays. Gives back the session if this ended it.
+    pub(super) fn finish(&self, id: &str, status: Status) -> Result<Option<Session>, Refusal> {
+        let mut all = self.lock();
+        let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
+        if live.session.status != Status::Active {
+            return Ok(None);
+        }
+        live.session.status = status;
+        Ok(Some(live.session.clone()))
+    }
+
+    /// Ends the sessions that have been silent too long, and gives them back.
+    pub(super) fn expire(&self, now: Instant) -> Vec<Session> {
+        let mut all = self.lock();
+        let silent = all.values_mut().filter(|live| {
+            live.session.status == Status::Active
+                && now.saturating_duration_since(live.last_seen) > self.timeout
+        });
+        silent
+            .map(|live| {
+                live.session.status = Status::Cancelled {
+                    detail: Some("the heartbeat stopped".into()),
+                };
+                live.session.clone()
+            })
+            .collect()
+    }
+
+    pub(super) fn get(&self, id: &str) -> Result<Session, Refusal> {
+        let all = self.lock();
+        let live = all.get(id).ok_or_else(|| unknown(id))?;
+        Ok(live.session.clone())
+    }
+
+    /// Changes the record of a session, ended or not.
+    pub(super) fn edit(
+        &self,
+        id: &str,
+        change: impl FnOnce(&mut Session),
+    ) -> Result<Session, Refusal> {
+        let mut all = self.lock();
+        let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
+        change(&mut live.session);
+        Ok(live.session.clone())
+    }
+
+    /// Every session, newest first.
+    pub(super) fn list(&self) -> Vec<Session> {
+        let mut list: Vec<Session> = self
+            .lock()
+            .values()
+            .map(|live| live.session.clone())
+            .collect();
+        list.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
+        list
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Live>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unknown(id: &str) -> Refusal {
+    Refusal::missing(format!("no such session: {id}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(id: &str) -> Session {
+        Session {
+            id: id.into(),
+            created_at: Timestamp::UNIX_EPOCH,
+            tags: Vec::new(),
+            user_metadata: Map::new(),
+            project_id: None,
+            display_name: None,
+            status: Status::Active,
+            models: BTreeMap::new(),
+            samplers: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn silence_ends_a_session_and_the_first_end_counts() {
+        let sessions = Sessions::new(Duration::from_secs(60), Vec::new());
+        sessions.add(session("a"));
+        sessions.add(session("b"));
+        let finished = Status::ClientFinished {
+            reason: serde_json::json!({"type": "success"}),
+            detail: None,
+        };
+        assert!(sessions.finish("a", finished.clone()).unwrap().is_some());
+        let errored = Status::Cancelled { detail: None };
+        assert!(sessions.finish("a", errored).unwrap().is_none());
+        assert!(sessions.expire(Instant::now()).is_empty());
+        let expired = sessions.expire(Instant::now() + Duration::from_secs(61));
+        assert_eq!(expired.len(), 1);
+        assert_eq!(sessions.get("a").unwrap().status, finished);
+        assert_eq!(sessions.touch("b").unwrap_err().status.as_u16(), 410);
+        assert_eq!(sessions.touch("c").unwrap_err().status.as_u16(), 404);
+    }
+}

@@ -1,0 +1,3 @@
+//! What the features' tests share.
+
+pub(crate) mod http;
