@@ -1,1 +1,407 @@
 //! One request out, one reply in; the only room that names ureq.
+//!
+//! [`Transport`] makes exactly one attempt: it neither sleeps nor repeats, reads no clock and
+//! starts no thread. What to make of an outcome is decided by the pure functions of [`retry`];
+//! the loops that carry the decision out live in the runtime.
+//!
+//! Nothing here logs a key, a header's value or a signed URL. ureq itself prints whole URLs at
+//! its trace level, so programs that log at trace should filter the target `ureq`.
+
+mod agent;
+pub(crate) mod auth;
+mod download;
+mod fault;
+mod headers;
+mod redirect;
+mod request;
+pub(crate) mod retry;
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ureq::SendBody;
+use ureq::http::{self, HeaderMap, HeaderValue};
+use ureq::unversioned::multipart::{Form, Part as FormPart};
+
+use self::agent::Agents;
+use self::fault::Phase;
+use self::redirect::Step;
+use crate::config::{Config, Secret};
+use crate::error::Result;
+use crate::wire::route::{Method, Pool};
+
+#[allow(unused_imports, reason = "until the clients land")]
+pub(crate) use self::download::Download;
+pub(crate) use self::fault::{Fault, FaultKind};
+#[allow(unused_imports, reason = "until the clients land")]
+pub(crate) use self::headers::new_idempotency_key;
+pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
+pub(crate) use crate::wire::PROTOCOL_VERSION;
+
+/// How long an ordinary request waits for its answer.
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long connecting may take.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+const USER_AGENT: &str = concat!("tinker-sdk/", env!("CARGO_PKG_VERSION"), " (Rust)");
+
+/// How many bodiless 400s a pool takes for a proxy's before it believes them.
+const REJECTION_BUDGET: i32 = 16;
+
+/// The connections to one service. Cloning shares them.
+#[derive(Debug, Clone)]
+pub(crate) struct Transport {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    base_url: String,
+    agents: Agents,
+    headers: headers::Defaults,
+    read_timeout: Option<Duration>,
+    connect_timeout: Option<Duration>,
+    rejections: [AtomicI32; Pool::ALL.len()],
+    /// Keys that were sent, for [`Transport::redact`]; the newest last.
+    sent: Mutex<Vec<Secret>>,
+}
+
+impl Transport {
+    /// Checks the configuration and prepares the agents; connects to nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) for a URL, header, proxy or certificate that
+    /// cannot be used.
+    pub(crate) fn new(config: &Config) -> Result<Self> {
+        Ok(Self {
+            inner: Arc::new(Inner {
+                base_url: config.base_url()?,
+                agents: Agents::new(config)?,
+                headers: headers::Defaults::new(config)?,
+                read_timeout: config.read_timeout.or(Some(READ_TIMEOUT)),
+                connect_timeout: config.connect_timeout.or(Some(CONNECT_TIMEOUT)),
+                rejections: Pool::ALL.map(|_| AtomicI32::new(REJECTION_BUDGET)),
+                sent: Mutex::new(headers::secrets(config)),
+            }),
+        })
+    }
+
+    /// The service's URL, without a trailing slash.
+    pub(crate) fn base_url(&self) -> &str {
+        &self.inner.base_url
+    }
+
+    /// Sends a request and reads the whole answer, whatever its status.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when no complete answer came.
+    pub(crate) fn exchange(&self, request: &Request<'_>) -> Result<Response, Fault> {
+        self.exchange_into(request, Vec::new())
+    }
+
+    /// The same, reading into a buffer that is cleared first and given back as the answer's body.
+    pub(crate) fn exchange_into(
+        &self,
+        request: &Request<'_>,
+        mut buffer: Vec<u8>,
+    ) -> Result<Response, Fault> {
+        let outcome = self.open(request).and_then(|(head, body)| {
+            buffer.clear();
+            if let Some(length) = head.header("content-length").and_then(|n| n.parse().ok()) {
+                // A server may announce anything; what really comes grows the buffer.
+                buffer.reserve(usize::min(length, 16 << 20));
+            }
+            let mut reader = body.into_reader();
+            reader
+                .read_to_end(&mut buffer)
+                .map_err(|error| Fault::from_io(error, Phase::Body))?;
+            self.accept(request, head, buffer)
+        });
+        self.settle(request, outcome, |response| response.status())
+    }
+
+    /// Sends a request and hands out the answer's body as it arrives.
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when no answer began; the reader reports one that ends early.
+    pub(crate) fn stream(
+        &self,
+        request: &Request<'_>,
+    ) -> Result<(Head, impl Read + Send + 'static), Fault> {
+        let outcome = self.open(request);
+        let (head, body) = self.settle(request, outcome, |(head, _)| head.status)?;
+        Ok((head, body.into_reader()))
+    }
+
+    /// Ends every pool: blocked calls return [`FaultKind::Stopped`], new ones too.
+    pub(crate) fn stop(&self) {
+        Pool::ALL.into_iter().for_each(|pool| self.stop_pool(pool));
+    }
+
+    /// Ends one pool.
+    pub(crate) fn stop_pool(&self, pool: Pool) {
+        self.inner.agents.stop(pool);
+    }
+
+    /// Replaces every key this client has sent, should a server have echoed one.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let sent = self.inner.sent.lock();
+        let sent = sent.unwrap_or_else(PoisonError::into_inner);
+        sent.iter().fold(text.to_owned(), |text, key| {
+            text.replace(key.expose(), "***")
+        })
+    }
+
+    /// Applies the rule about bodiless 400s and hides echoed keys.
+    fn accept(
+        &self,
+        request: &Request<'_>,
+        head: Head,
+        mut body: Vec<u8>,
+    ) -> Result<Response, Fault> {
+        let budget = &self.inner.rejections[request.pool as usize];
+        let is_empty = matches!(head.header("content-length"), None | Some("0")) && body.is_empty();
+        if head.status == 400 && is_empty {
+            let before = budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                (left > 0).then_some(left - 1)
+            });
+            if before.is_ok() {
+                self.inner.agents.mark_stale(request.pool);
+                return Err(Fault::new(
+                    FaultKind::Rejected,
+                    "a proxy on the way declined the request (an empty 400)",
+                ));
+            }
+        } else if head.is_success() {
+            // Never above the budget it began with.
+            let _ = budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                (left < REJECTION_BUDGET).then_some(left + 1)
+            });
+        }
+        if head.status >= 400 {
+            if let Ok(text) = std::str::from_utf8(&body) {
+                body = self.redact(text).into_bytes();
+            }
+        }
+        Ok(Response { head, body })
+    }
+
+    /// Logs the outcome and names a fault of a stopped pool for what it is.
+    fn settle<T>(
+        &self,
+        request: &Request<'_>,
+        outcome: Result<T, Fault>,
+        status: impl Fn(&T) -> u16,
+    ) -> Result<T, Fault> {
+        let label = &request.label;
+        match outcome {
+            Ok(value) => {
+                log::debug!("{label}: status {}", status(&value));
+                Ok(value)
+            }
+            Err(_) if self.inner.agents.is_stopped(request.pool) => {
+                log::debug!("{label}: stopped");
+                Err(Fault::new(FaultKind::Stopped, "the client stopped"))
+            }
+            Err(fault) => {
+                log::debug!("{label}: {fault}");
+                if matches!(
+                    fault.kind,
+                    FaultKind::Connect | FaultKind::Tls | FaultKind::Timeout { sent: false }
+                ) {
+                    self.inner.agents.forget_names();
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// Sends a request, follows redirects, and returns once an answer has begun.
+    fn open(&self, request: &Request<'_>) -> Result<(Head, ureq::Body), Fault> {
+        let mut url = self.url(request);
+        let mut method = request.method;
+        let mut body = request.body;
+        let mut headers = self
+            .inner
+            .headers
+            .for_request(request, self.read_timeout(request))?;
+        if let Auth::Key(key) = request.auth {
+            self.remember(key);
+        }
+        for followed in 0.. {
+            let (head, answer) = self.send(request, method, &url, headers.clone(), &body)?;
+            let has_body = !matches!(body, Body::Empty);
+            let location = head.header("location");
+            match redirect::step(head.status, location, &url, method, has_body, followed) {
+                Step::Stay => return Ok((head, answer)),
+                Step::Refuse(reason) => return Err(Fault::new(FaultKind::Redirect, reason)),
+                Step::Follow {
+                    url: next,
+                    as_get,
+                    same_origin,
+                } => {
+                    if as_get {
+                        method = Method::Get;
+                        body = Body::Empty;
+                        headers.remove(http::header::CONTENT_TYPE);
+                        headers.remove(http::header::CONTENT_ENCODING);
+                        headers.remove(headers::IDEMPOTENCY_KEY);
+                    }
+                    if !same_origin {
+                        headers = headers::for_stranger(&headers);
+                    }
+                    url = next;
+                }
+            }
+        }
+        unreachable!("the loop ends by its own limit of redirects")
+    }
+
+    fn url(&self, request: &Request<'_>) -> String {
+        let base = if request.path.contains("://") {
+            ""
+        } else {
+            self.base_url()
+        };
+        let mut url = format!("{base}{}", request.path);
+        if !request.query.is_empty() {
+            url.push(if url.contains('?') { '&' } else { '?' });
+            url.push_str(&request.query);
+        }
+        url
+    }
+
+    fn read_timeout(&self, request: &Request<'_>) -> Option<Duration> {
+        request.read_timeout.or(self.inner.read_timeout)
+    }
+
+    fn remember(&self, key: &Secret) {
+        let mut sent = self
+            .inner
+            .sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !key.expose().is_empty() && !sent.contains(key) {
+            // Tokens change hourly; a handful of old ones is enough.
+            if sent.len() >= 16 {
+                sent.remove(0);
+            }
+            sent.push(key.clone());
+        }
+    }
+
+    /// One hop.
+    fn send(
+        &self,
+        request: &Request<'_>,
+        method: Method,
+        url: &str,
+        mut headers: HeaderMap,
+        body: &Body<'_>,
+    ) -> Result<(Head, ureq::Body), Fault> {
+        let run = |headers: HeaderMap, body: SendBody<'_>| {
+            let mut outgoing = http::Request::builder()
+                .method(method.as_str())
+                .uri(url)
+                .body(body)
+                .map_err(|error| Fault::from_ureq(ureq::Error::Http(error), Phase::Head))?;
+            *outgoing.headers_mut() = headers;
+            let agents = &self.inner.agents;
+            let agent = agents.agent(request.pool);
+            let read = self.read_timeout(request);
+            let configured = agent
+                .configure_request(outgoing)
+                .proxy(agents.proxy_for(url))
+                .max_idle_age(agents.usable_age(request.pool))
+                .timeout_connect(request.connect_timeout.or(self.inner.connect_timeout))
+                .timeout_recv_response(read)
+                .timeout_per_read(read)
+                .timeout_per_write(read)
+                .build();
+            agent
+                .run(configured)
+                .map_err(|error| Fault::from_ureq(error, Phase::Head))
+        };
+        let answer = match body {
+            // Without a length some servers wait for a body that never comes.
+            Body::Empty if matches!(method, Method::Post | Method::Put) => {
+                run(headers, bytes(&mut (&[] as &[u8])))
+            }
+            Body::Empty => run(headers, SendBody::none()),
+            Body::Json(content) | Body::Proto { bytes: content, .. } => {
+                run(headers, bytes(&mut &**content))
+            }
+            Body::Raw { source, .. } => match source {
+                Source::Bytes(content) => run(headers, bytes(&mut &**content)),
+                Source::File(path) => {
+                    let mut file = open_file(path)?;
+                    run(headers, file_body(&mut file))
+                }
+            },
+            Body::Multipart(parts) => {
+                let mut form = form(parts)?;
+                let kind = format!("multipart/form-data; boundary={}", form.boundary());
+                let kind = HeaderValue::from_str(&kind).expect("a boundary is plain ASCII");
+                headers.insert(http::header::CONTENT_TYPE, kind);
+                run(headers, as_body(&mut form))
+            }
+        }?;
+        let (parts, body) = answer.into_parts();
+        let head = Head {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+        };
+        Ok((head, body))
+    }
+}
+
+fn as_body<T: ureq::AsSendBody>(content: &mut T) -> SendBody<'_> {
+    content.as_body()
+}
+
+fn bytes<'a>(content: &'a mut &'a [u8]) -> SendBody<'a> {
+    as_body(content)
+}
+
+fn file_body(file: &mut File) -> SendBody<'_> {
+    as_body(file)
+}
+
+fn open_file(path: &std::path::Path) -> Result<File, Fault> {
+    File::open(path).map_err(|error| {
+        let message = format!("{} cannot be read", path.display());
+        Fault::caused(FaultKind::Request, message, error)
+    })
+}
+
+fn form<'a>(parts: &'a [Part<'a>]) -> Result<Form<'a>, Fault> {
+    let mut form = Form::new();
+    for part in parts {
+        let mut field = match part.source {
+            Source::Bytes(content) => FormPart::bytes(content),
+            Source::File(path) => FormPart::file(path).map_err(|error| {
+                let message = format!("{} cannot be read", path.display());
+                Fault::caused(FaultKind::Request, message, error)
+            })?,
+        };
+        if let Some(name) = part.file_name {
+            field = field.file_name(name);
+        }
+        if let Some(kind) = part.content_type {
+            field = field
+                .mime_str(kind)
+                .map_err(|error| Fault::from_ureq(error, Phase::Head))?;
+        }
+        form = form.part(part.name, field);
+    }
+    Ok(form)
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,8 +4,12 @@
 pub(crate) mod compress;
 mod le;
 pub(crate) mod proto;
+pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
 
 #[cfg(test)]
 mod conformance;
+
+/// The release of the reference SDK whose protocol this is; sent wherever it says its version.
+pub(crate) const PROTOCOL_VERSION: &str = "0.36.0";

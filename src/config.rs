@@ -1,1 +1,0 @@
-//! Configuration, and the only reader of environment variables.

@@ -1,0 +1,519 @@
+//! Configuration, and the only reader of environment variables.
+//!
+//! # Precedence
+//!
+//! For every setting: what the program sets with a `with_` method, then the environment (if the
+//! configuration began with [`Config::from_env`]), then the default. An empty text counts as
+//! unset. The credential is looked for in this order: the key set by the program, `TINKER_API_KEY`,
+//! the output of `TINKER_CREDENTIAL_CMD`, the default key of `~/.tinker/credentials.json`.
+//!
+//! # Environment
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TINKER_API_KEY` | the key | none |
+//! | `TINKER_CREDENTIAL_CMD` | a shell command that prints a credential | none |
+//! | `TINKER_BASE_URL` | the service | [`DEFAULT_BASE_URL`] |
+//! | `TINKER_PROJECT_ID` | the project of new sessions | none |
+//! | `TINKER_TAGS` | the sessions' tags, separated by commas | none |
+//! | `TINKER_TELEMETRY` | `1`, `true`, `yes` or `on`: send telemetry | `1` |
+//! | `TINKER_LOG` | `debug` or `info`: what the `tinker` command logs | none |
+//! | `CLOUDFLARE_ACCESS_CLIENT_ID`, `CLOUDFLARE_ACCESS_CLIENT_SECRET` | sent as `CF-Access-*` headers | none |
+//! | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | proxies, in either case of letters | none |
+//! | `HOME` (`USERPROFILE`) | where `.tinker/credentials.json` lies | none |
+//!
+//! `TINKER_FEATURE_GATES` is accepted and has no effect, as in the reference SDK.
+
+mod credentials;
+mod secret;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::error::{Context, Error, Result};
+
+pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
+pub use secret::Secret;
+
+/// The hosted service, used when no other URL is given.
+pub const DEFAULT_BASE_URL: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
+
+/// Everything that can be set about a client.
+///
+/// Start from [`Config::from_env`] (what `ServiceClient::from_env` does) or from
+/// [`Config::default`], which reads neither the environment nor a file, and add options.
+/// The values are checked when a client is built.
+///
+/// ```
+/// use std::time::Duration;
+/// use tinker::config::{Config, Dialect, Timeout};
+///
+/// let config = Config::default()
+///     .with_base_url("http://127.0.0.1:8000/")
+///     .with_api_key("tml-local")
+///     .with_dialect(Dialect::Json)
+///     .with_read_timeout(Timeout::After(Duration::from_secs(20)));
+/// assert_eq!(config.base_url()?, "http://127.0.0.1:8000");
+/// # Ok::<(), tinker::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    pub(crate) base_url: Option<String>,
+    pub(crate) api_key: Option<Secret>,
+    pub(crate) credential_command: Option<Secret>,
+    pub(crate) credentials_path: Option<PathBuf>,
+    pub(crate) project_id: Option<String>,
+    pub(crate) display_name: Option<String>,
+    pub(crate) tags: Vec<String>,
+    pub(crate) user_metadata: Map<String, Value>,
+    pub(crate) headers: Vec<(String, Secret)>,
+    pub(crate) cloudflare_id: Option<Secret>,
+    pub(crate) cloudflare_secret: Option<Secret>,
+    pub(crate) proxies: Proxies,
+    pub(crate) root_certificates: Vec<Pem>,
+    #[cfg(feature = "native-certs")]
+    pub(crate) system_certificates: bool,
+    pub(crate) read_timeout: Timeout,
+    pub(crate) connect_timeout: Timeout,
+    pub(crate) close_timeout: Duration,
+    pub(crate) max_waiting_threads: usize,
+    pub(crate) dialect: Dialect,
+    pub(crate) telemetry: bool,
+    pub(crate) log_level: Option<log::LevelFilter>,
+}
+
+/// A limit in time: the default of the call, none at all, or a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Timeout {
+    /// What the layer below says.
+    #[default]
+    Default,
+    /// No limit.
+    None,
+    /// This long.
+    After(Duration),
+}
+
+impl Timeout {
+    /// The limit, where `default` stands for [`Timeout::Default`].
+    pub fn or(self, default: Option<Duration>) -> Option<Duration> {
+        match self {
+            Self::Default => default,
+            Self::None => None,
+            Self::After(limit) => Some(limit),
+        }
+    }
+}
+
+impl From<Duration> for Timeout {
+    fn from(limit: Duration) -> Self {
+        Self::After(limit)
+    }
+}
+
+impl From<Option<Duration>> for Timeout {
+    /// `None` is [`Timeout::None`], not the default.
+    fn from(limit: Option<Duration>) -> Self {
+        limit.map_or(Self::None, Self::After)
+    }
+}
+
+/// Which form of the protocol to speak.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Dialect {
+    /// Protobuf first; JSON from then on if the server does not understand it.
+    #[default]
+    Auto,
+    /// Protobuf only: the current service.
+    Proto,
+    /// JSON only: older and some self-hosted servers.
+    Json,
+}
+
+/// Where requests go out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Proxies {
+    /// Straight to the service.
+    #[default]
+    None,
+    /// Every request through this one.
+    Explicit(Secret),
+    /// As the environment says: by scheme, with exceptions.
+    Environment {
+        http: Option<Secret>,
+        https: Option<Secret>,
+        except: Vec<String>,
+    },
+}
+
+/// Certificates in PEM form; `Debug` shows only how much there is.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Pem(pub(crate) Vec<u8>);
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pem({} bytes)", self.0.len())
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            base_url: None,
+            api_key: None,
+            credential_command: None,
+            credentials_path: None,
+            project_id: None,
+            display_name: None,
+            tags: Vec::new(),
+            user_metadata: Map::new(),
+            headers: Vec::new(),
+            cloudflare_id: None,
+            cloudflare_secret: None,
+            proxies: Proxies::None,
+            root_certificates: Vec::new(),
+            #[cfg(feature = "native-certs")]
+            system_certificates: false,
+            read_timeout: Timeout::Default,
+            connect_timeout: Timeout::Default,
+            close_timeout: Duration::from_secs(5),
+            max_waiting_threads: 2_000,
+            dialect: Dialect::Auto,
+            telemetry: true,
+            log_level: None,
+        }
+    }
+}
+
+impl Config {
+    /// The configuration the environment describes; see the [module](self) for the variables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when a variable is not valid Unicode.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let raw = |name: &str| match lookup(name).map(OsString::into_string) {
+            Some(Err(_)) => Err(Error::Config(Context::new(format!(
+                "the environment variable {name} is not valid Unicode: set it again or unset it"
+            )))),
+            Some(Ok(text)) => Ok(Some(text)),
+            None => Ok(None),
+        };
+        let text = |name: &str| Ok::<_, Error>(raw(name)?.filter(|text| !text.is_empty()));
+        let secret = |name: &str| Ok::<_, Error>(text(name)?.map(Secret::from));
+        let proxy = |upper: &str| match secret(upper)? {
+            None => secret(&upper.to_ascii_lowercase()),
+            found => Ok(found),
+        };
+        let all = proxy("ALL_PROXY")?;
+        let home = lookup("HOME")
+            .or_else(|| lookup("USERPROFILE"))
+            .filter(|home| !home.is_empty());
+        Ok(Self {
+            base_url: text("TINKER_BASE_URL")?,
+            api_key: secret("TINKER_API_KEY")?,
+            credential_command: secret("TINKER_CREDENTIAL_CMD")?,
+            credentials_path: home.map(|home| PathBuf::from(home).join(".tinker/credentials.json")),
+            project_id: text("TINKER_PROJECT_ID")?,
+            // A variable that is set but empty means one empty tag, as in the reference.
+            tags: raw("TINKER_TAGS")?.map_or_else(Vec::new, |tags| split_tags(&tags)),
+            cloudflare_id: secret("CLOUDFLARE_ACCESS_CLIENT_ID")?,
+            cloudflare_secret: secret("CLOUDFLARE_ACCESS_CLIENT_SECRET")?,
+            proxies: Proxies::Environment {
+                http: proxy("HTTP_PROXY")?.or_else(|| all.clone()),
+                https: proxy("HTTPS_PROXY")?.or(all),
+                except: proxy("NO_PROXY")?.map_or_else(Vec::new, |list| split_list(list.expose())),
+            },
+            telemetry: raw("TINKER_TELEMETRY")?.is_none_or(|value| is_on(&value)),
+            log_level: text("TINKER_LOG")?.and_then(|level| match level.as_str() {
+                "debug" => Some(log::LevelFilter::Debug),
+                "info" => Some(log::LevelFilter::Info),
+                _ => None,
+            }),
+            ..Self::default()
+        })
+    }
+
+    /// The service's URL; trailing slashes do not matter. Default: [`DEFAULT_BASE_URL`].
+    #[must_use]
+    pub fn with_base_url(mut self, url: impl Into<String>) -> Self {
+        replace(&mut self.base_url, url.into());
+        self
+    }
+
+    /// The key. Default: see the [precedence](self#precedence).
+    #[must_use]
+    pub fn with_api_key(mut self, key: impl Into<Secret>) -> Self {
+        let key = key.into();
+        if !key.expose().is_empty() {
+            self.api_key = Some(key);
+        }
+        self
+    }
+
+    /// A command, run through the shell, that prints a credential. Default: none.
+    #[must_use]
+    pub fn with_credential_command(mut self, command: impl Into<Secret>) -> Self {
+        let command = command.into();
+        if !command.expose().is_empty() {
+            self.credential_command = Some(command);
+        }
+        self
+    }
+
+    /// The file with stored keys. Default: none; `~/.tinker/credentials.json` with
+    /// [`from_env`](Self::from_env).
+    #[must_use]
+    pub fn with_credentials_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.credentials_path = Some(path.into());
+        self
+    }
+
+    /// The project new sessions belong to. Default: none.
+    #[must_use]
+    pub fn with_project_id(mut self, id: impl Into<String>) -> Self {
+        replace(&mut self.project_id, id.into());
+        self
+    }
+
+    /// The name the console shows for the session. Default: none.
+    #[must_use]
+    pub fn with_display_name(mut self, name: impl Into<String>) -> Self {
+        replace(&mut self.display_name, name.into());
+        self
+    }
+
+    /// Replaces the session's tags; repeated ones are dropped. Default: none.
+    #[must_use]
+    pub fn with_tags<T: Into<String>>(mut self, tags: impl IntoIterator<Item = T>) -> Self {
+        self.tags.clear();
+        for tag in tags.into_iter().map(Into::into) {
+            if !self.tags.contains(&tag) {
+                self.tags.push(tag);
+            }
+        }
+        self
+    }
+
+    /// Adds one entry of free-form metadata to the session. Default: none.
+    #[must_use]
+    pub fn with_user_metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.user_metadata.insert(key.into(), value.into());
+        self
+    }
+
+    /// Sends a header with every request, in place of the default of that name. A header that
+    /// belongs to one call, the key and the retry count still win. Default: none.
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
+        let name = name.into();
+        self.headers
+            .retain(|(known, _)| !known.eq_ignore_ascii_case(&name));
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// The service token of Cloudflare Access. Default: none.
+    #[must_use]
+    pub fn with_cloudflare_access(
+        mut self,
+        client_id: impl Into<Secret>,
+        client_secret: impl Into<Secret>,
+    ) -> Self {
+        self.cloudflare_id = Some(client_id.into());
+        self.cloudflare_secret = Some(client_secret.into());
+        self
+    }
+
+    /// Sends everything through this proxy, such as `http://user:password@proxy:3128`.
+    /// Default: none; what the environment says with [`from_env`](Self::from_env).
+    #[must_use]
+    pub fn with_proxy(mut self, url: impl Into<Secret>) -> Self {
+        self.proxies = Proxies::Explicit(url.into());
+        self
+    }
+
+    /// Connects directly, whatever the environment says.
+    #[must_use]
+    pub fn without_proxy(mut self) -> Self {
+        self.proxies = Proxies::None;
+        self
+    }
+
+    /// Trusts these certificates (one or more, PEM) besides the built-in ones. Default: none.
+    #[must_use]
+    pub fn with_root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificates.push(Pem(pem.into()));
+        self
+    }
+
+    /// Trusts the operating system's certificates besides the built-in ones. Default: not.
+    #[cfg(feature = "native-certs")]
+    #[must_use]
+    pub fn with_system_certificates(mut self) -> Self {
+        self.system_certificates = true;
+        self
+    }
+
+    /// How long an ordinary request may wait for the next bytes of its answer. Calls with a
+    /// limit of their own (heartbeat, long polls, telemetry) keep it. Default: 60 s.
+    #[must_use]
+    pub fn with_read_timeout(mut self, limit: impl Into<Timeout>) -> Self {
+        self.read_timeout = limit.into();
+        self
+    }
+
+    /// How long connecting may take, TLS included. Default: 5 s.
+    #[must_use]
+    pub fn with_connect_timeout(mut self, limit: impl Into<Timeout>) -> Self {
+        self.connect_timeout = limit.into();
+        self
+    }
+
+    /// How long the last drop or `close` may spend sending what is queued. Default: 5 s.
+    #[must_use]
+    pub fn with_close_timeout(mut self, limit: Duration) -> Self {
+        self.close_timeout = limit;
+        self
+    }
+
+    /// How many threads may wait for results at once, for servers without a poller. At least
+    /// one. Default: 2000.
+    #[must_use]
+    pub fn with_max_waiting_threads(mut self, threads: usize) -> Self {
+        self.max_waiting_threads = threads.max(1);
+        self
+    }
+
+    /// Which form of the protocol to speak. Default: [`Dialect::Auto`].
+    #[must_use]
+    pub fn with_dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
+    /// Whether to send telemetry to the service. Default: yes.
+    #[must_use]
+    pub fn with_telemetry(mut self, on: bool) -> Self {
+        self.telemetry = on;
+        self
+    }
+
+    /// The service's URL in its normal form.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] when it is not an `http` or `https` URL with a host.
+    pub fn base_url(&self) -> Result<String> {
+        normal_url(self.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))
+    }
+
+    /// What `TINKER_LOG` asks for; the `tinker` command honours it, the library installs no logger.
+    pub fn log_level(&self) -> Option<log::LevelFilter> {
+        self.log_level
+    }
+
+    /// The file with stored keys, if one is configured.
+    pub fn credential_store(&self) -> Option<CredentialStore> {
+        self.credentials_path.as_deref().map(CredentialStore::new)
+    }
+
+    /// Whether requests go to the hosted service's host, which knows only `tml-` keys and JWTs.
+    pub(crate) fn is_default_host(&self) -> bool {
+        let host = |url: &str| host_of(url).map(str::to_ascii_lowercase);
+        self.base_url()
+            .is_ok_and(|url| host(&url) == host(DEFAULT_BASE_URL))
+    }
+}
+
+/// Sets a text unless the new one is empty, which counts as not given.
+fn replace(slot: &mut Option<String>, text: String) {
+    if !text.is_empty() {
+        *slot = Some(text);
+    }
+}
+
+fn split_tags(tags: &str) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for tag in tags.split(',') {
+        if !kept.iter().any(|known| known == tag) {
+            kept.push(tag.to_owned());
+        }
+    }
+    kept
+}
+
+fn split_list(list: &str) -> Vec<String> {
+    list.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_on(value: &str) -> bool {
+    ["1", "true", "yes", "on"]
+        .iter()
+        .any(|on| value.eq_ignore_ascii_case(on))
+}
+
+/// Host and port of a URL, without user information.
+fn host_of(url: &str) -> Option<&str> {
+    let rest = url.split_once("://")?.1;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    Some(
+        authority
+            .rsplit_once('@')
+            .map_or(authority, |(_, host)| host),
+    )
+}
+
+fn normal_url(url: &str) -> Result<String> {
+    let refuse = |problem: &str| {
+        // The URL may carry a password, so only its host is shown.
+        let shown = host_of(url).filter(|_| url.contains('@')).unwrap_or(url);
+        Err(Error::Config(Context::new(format!(
+            "the base URL `{shown}` {problem}; give one such as {DEFAULT_BASE_URL} or http://127.0.0.1:8000"
+        ))))
+    };
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return refuse("has no scheme (http:// or https://)");
+    };
+    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
+        return refuse("is neither http nor https");
+    }
+    if rest.contains(['?', '#']) {
+        return refuse("must not have a query or a fragment");
+    }
+    if rest.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return refuse("contains white space");
+    }
+    let authority = rest.split('/').next().unwrap_or_default();
+    if authority.contains('@') {
+        return refuse("must not carry a user or password; set the API key instead");
+    }
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (authority, None),
+    };
+    if host.is_empty() {
+        return refuse("has no host");
+    }
+    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
+        return refuse("has a port that is not a number up to 65535");
+    }
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests;

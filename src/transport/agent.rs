@@ -1,0 +1,369 @@
+//! One ureq agent per purpose: connections, buffers, names, certificates, proxies.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ureq::http::Uri;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::{Agent, Proxy};
+
+use super::fault::LookupFailed;
+use crate::config::{Config, Proxies, Secret};
+use crate::error::{Context, Error, Result};
+use crate::wire::route::Pool;
+
+/// How long an idle connection is kept. Servers close theirs after a minute or so; ureq looks
+/// whether a connection is still open before using it.
+const IDLE_AGE: Duration = Duration::from_secs(90);
+
+/// The agents of one client, and what they share.
+#[derive(Debug)]
+pub(super) struct Agents {
+    lanes: [Lane; Pool::ALL.len()],
+    names: Arc<Names>,
+    proxies: ProxyRules,
+}
+
+/// One agent and its switches.
+#[derive(Debug)]
+struct Lane {
+    agent: Agent,
+    stopped: AtomicBool,
+    /// Set when idle connections must not be used again.
+    stale: AtomicBool,
+}
+
+impl Agents {
+    pub(super) fn new(config: &Config) -> Result<Self> {
+        let tls = tls_config(config)?;
+        let names = Arc::new(Names::default());
+        let lanes = Pool::ALL.map(|pool| Lane {
+            agent: build(pool, &tls, Arc::clone(&names)),
+            stopped: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
+        });
+        Ok(Self {
+            lanes,
+            names,
+            proxies: ProxyRules::new(&config.proxies)?,
+        })
+    }
+
+    pub(super) fn agent(&self, pool: Pool) -> &Agent {
+        &self.lane(pool).agent
+    }
+
+    pub(super) fn proxy_for(&self, url: &str) -> Option<Proxy> {
+        self.proxies.choose(url)
+    }
+
+    /// Ends the pool: blocked calls return, new ones fail.
+    pub(super) fn stop(&self, pool: Pool) {
+        let lane = self.lane(pool);
+        lane.stopped.store(true, Ordering::SeqCst);
+        lane.agent.clone().shutdown();
+    }
+
+    pub(super) fn is_stopped(&self, pool: Pool) -> bool {
+        self.lane(pool).stopped.load(Ordering::SeqCst)
+    }
+
+    /// Makes the next request of the pool open a connection instead of reusing one.
+    pub(super) fn mark_stale(&self, pool: Pool) {
+        self.lane(pool).stale.store(true, Ordering::Relaxed);
+    }
+
+    /// How old a connection the next request may reuse.
+    pub(super) fn usable_age(&self, pool: Pool) -> Duration {
+        if self.lane(pool).stale.swap(false, Ordering::Relaxed) {
+            Duration::ZERO
+        } else {
+            IDLE_AGE
+        }
+    }
+
+    /// Looks every host name up again: an address that no longer answers may have moved.
+    pub(super) fn forget_names(&self) {
+        lock(&self.names.known).clear();
+    }
+
+    fn lane(&self, pool: Pool) -> &Lane {
+        &self.lanes[pool as usize]
+    }
+}
+
+/// Idle connections and buffer size, by how many requests a purpose has in flight and how large
+/// they are. 2,000 waiting calls with ureq's own 128 kB buffers would cost 600 MB.
+fn size(pool: Pool) -> (usize, usize) {
+    const KB: usize = 1024;
+    match pool {
+        Pool::Session => (8, 16 * KB),
+        Pool::Train => (64, 128 * KB),
+        Pool::Sample => (512, 16 * KB),
+        Pool::Retrieve => (2_048, 8 * KB),
+        Pool::Poll => (64, 16 * KB),
+        Pool::Telemetry => (4, 16 * KB),
+        Pool::Rest => (64, 64 * KB),
+    }
+}
+
+/// No global, per-call or resolve timeout: each would start a thread for every request.
+fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
+    let (idle, buffer) = size(pool);
+    let config = Agent::config_builder()
+        .tls_config(tls.clone())
+        .proxy(None)
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(super::USER_AGENT)
+        .accept("")
+        .accept_encoding("identity")
+        .max_idle_connections(idle)
+        .max_idle_connections_per_host(idle)
+        .max_idle_age(IDLE_AGE)
+        .input_buffer_size(buffer)
+        .output_buffer_size(buffer)
+        .build();
+    Agent::with_parts(config, DefaultConnector::default(), SharedNames(names))
+}
+
+/// Addresses by host and port. ureq resolves for every request, even one on a pooled connection.
+#[derive(Debug, Default)]
+struct Names {
+    known: Mutex<HashMap<String, Vec<SocketAddr>>>,
+}
+
+#[derive(Debug)]
+struct SharedNames(Arc<Names>);
+
+impl Resolver for SharedNames {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &ureq::config::Config,
+        _timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let key = match (uri.scheme(), uri.authority()) {
+            (Some(scheme), Some(authority)) => DefaultResolver::host_and_port(scheme, authority),
+            _ => None,
+        };
+        let key = key.unwrap_or_default();
+        let mut found = self.empty();
+        if let Some(addresses) = lock(&self.0.known).get(&key) {
+            addresses.iter().for_each(|address| found.push(*address));
+            return Ok(found);
+        }
+        // Without a timeout, which would cost a thread; the system's resolver has its own limit.
+        let found = DefaultResolver::default()
+            .resolve(uri, config, NextTimeout::default())
+            .map_err(|error| match error {
+                ureq::Error::Io(cause) => {
+                    ureq::Error::Other(Box::new(LookupFailed(cause.to_string())))
+                }
+                other => other,
+            })?;
+        lock(&self.0.known).insert(key, found.iter().copied().collect());
+        Ok(found)
+    }
+}
+
+/// The built-in roots alone, or together with what the configuration adds.
+fn tls_config(config: &Config) -> Result<TlsConfig> {
+    let mut extra: Vec<Certificate<'static>> = Vec::new();
+    for pem in &config.root_certificates {
+        let before = extra.len();
+        for item in parse_pem(&pem.0) {
+            match item {
+                Ok(PemItem::Certificate(certificate)) => extra.push(certificate),
+                Ok(_) => {}
+                Err(error) => {
+                    return Err(Error::Config(Context::caused(
+                        "a root certificate is not valid PEM",
+                        error,
+                    )));
+                }
+            }
+        }
+        if extra.len() == before {
+            return Err(Error::Config(Context::new(
+                "no certificate among the root certificates: give PEM text \
+                 that has a `-----BEGIN CERTIFICATE-----` line",
+            )));
+        }
+    }
+    #[cfg(feature = "native-certs")]
+    if config.system_certificates {
+        let system = rustls_native_certs::load_native_certs();
+        if system.certs.is_empty() {
+            log::warn!("no certificates found in the system's trust store");
+        }
+        extra.extend(
+            system
+                .certs
+                .iter()
+                .map(|certificate| Certificate::from_der(certificate).to_owned()),
+        );
+    }
+    if extra.is_empty() {
+        return Ok(TlsConfig::default());
+    }
+    // ureq replaces its own roots when it is given some, so they are all named.
+    extra.extend(
+        webpki_root_certs::TLS_SERVER_ROOT_CERTS
+            .iter()
+            .map(|certificate| Certificate::from_der(certificate).to_owned()),
+    );
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::new_with_certs(&extra))
+        .build())
+}
+
+/// Which proxy a URL goes through.
+#[derive(Debug, Default)]
+struct ProxyRules {
+    http: Option<Proxy>,
+    https: Option<Proxy>,
+    /// The environment's proxies never serve this machine itself.
+    skip_loopback: bool,
+    except: Vec<String>,
+}
+
+impl ProxyRules {
+    fn new(proxies: &Proxies) -> Result<Self> {
+        match proxies {
+            Proxies::None => Ok(Self::default()),
+            Proxies::Explicit(url) => {
+                let proxy = parse_proxy(url, "the proxy")?;
+                Ok(Self {
+                    http: Some(proxy.clone()),
+                    https: Some(proxy),
+                    ..Self::default()
+                })
+            }
+            Proxies::Environment {
+                http,
+                https,
+                except,
+            } => {
+                let parse = |url: &Option<Secret>, name| match url {
+                    Some(url) => parse_proxy(url, name).map(Some),
+                    None => Ok(None),
+                };
+                Ok(Self {
+                    http: parse(http, "HTTP_PROXY or ALL_PROXY")?,
+                    https: parse(https, "HTTPS_PROXY or ALL_PROXY")?,
+                    skip_loopback: true,
+                    except: except
+                        .iter()
+                        .map(|host| host.to_ascii_lowercase())
+                        .collect(),
+                })
+            }
+        }
+    }
+
+    fn choose(&self, url: &str) -> Option<Proxy> {
+        let uri: Uri = url.parse().ok()?;
+        let proxy = match uri.scheme_str() {
+            Some("https") => self.https.as_ref()?,
+            _ => self.http.as_ref()?,
+        };
+        let host = uri.host()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        let direct = (self.skip_loopback && is_loopback(&host))
+            || self.except.iter().any(|rule| matches_rule(&host, rule));
+        (!direct).then(|| proxy.clone())
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+}
+
+/// `NO_PROXY`'s usual reading: `*` is everything, `a.b` covers itself and `*.a.b`.
+fn matches_rule(host: &str, rule: &str) -> bool {
+    let suffix = rule.trim_start_matches('*').trim_start_matches('.');
+    rule == "*"
+        || (!suffix.is_empty()
+            && host
+                .strip_suffix(suffix)
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+}
+
+fn parse_proxy(url: &Secret, name: &str) -> Result<Proxy> {
+    // The URL may hold a password, so it is not shown.
+    Proxy::new(url.expose()).map_err(|_| {
+        Error::Config(Context::new(format!(
+            "{name} is not a usable proxy URL; give one such as http://proxy:3128, or unset it"
+        )))
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_are_chosen_by_scheme_host_and_exceptions() {
+        let rules = ProxyRules::new(&Proxies::Environment {
+            http: Some("http://plain:1".into()),
+            https: Some("http://secure:2".into()),
+            except: vec!["corp.example".into(), ".Internal".into(), "10.0.0.7".into()],
+        })
+        .unwrap();
+        #[track_caller]
+        fn check(rules: &ProxyRules, url: &str, expected: Option<&str>) {
+            let proxy = rules.choose(url);
+            assert_eq!(proxy.as_ref().map(Proxy::host), expected, "{url}");
+        }
+        check(&rules, "http://h/x", Some("plain"));
+        check(&rules, "https://h/x", Some("secure"));
+        check(&rules, "https://corp.example/x", None);
+        check(&rules, "https://a.corp.example/x", None);
+        check(&rules, "https://notcorp.example/x", Some("secure"));
+        check(&rules, "http://a.internal:80/x", None);
+        check(&rules, "http://10.0.0.7/", None);
+        check(&rules, "http://localhost:9/", None);
+        check(&rules, "http://127.0.0.1:9/", None);
+        check(&rules, "http://[::1]:9/", None);
+        let explicit = ProxyRules::new(&Proxies::Explicit("http://p:1".into())).unwrap();
+        check(&explicit, "http://127.0.0.1:9/", Some("p"));
+        check(&ProxyRules::default(), "http://h/", None);
+    }
+
+    #[test]
+    fn unusable_settings_say_what_to_do_and_hide_passwords() {
+        #[track_caller]
+        fn check(config: Config, words: &str) {
+            let error = Agents::new(&config).unwrap_err();
+            assert!(matches!(error, Error::Config(_)));
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(words), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+        let config = Config::default;
+        check(
+            config().with_proxy("fake://u:hunter2@p"),
+            "not a usable proxy URL",
+        );
+        check(
+            config().with_root_certificates("hunter2"),
+            "BEGIN CERTIFICATE",
+        );
+        check(
+            config().with_root_certificates(
+                "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n",
+            ),
+            "not valid PEM",
+        );
+    }
+}

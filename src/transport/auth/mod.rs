@@ -1,0 +1,333 @@
+//! Credentials: where they come from, the token exchanged for them, and who they say we are.
+
+mod command;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::Value;
+
+use crate::config::{Config, Secret};
+use crate::error::{Context, Error, Result};
+
+/// How long a credential command may run.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Where the raw credential comes from.
+#[derive(Debug, Clone)]
+pub(crate) enum Credential {
+    /// A key, or a JWT given as one.
+    Key(Secret),
+    /// A shell command, run anew for every token.
+    Command(Secret),
+}
+
+/// Whether the service insists on the credential command
+/// (`credential_default_source == "credential_cmd"`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommandPolicy {
+    Optional,
+    Required,
+}
+
+impl Credential {
+    /// Finds the credential: the key (argument, then environment), the command, the stored
+    /// default. A JWT given as the key satisfies even a service that requires the command.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] when there is none, or one that the service cannot know.
+    pub(crate) fn resolve(config: &Config, policy: CommandPolicy) -> Result<Self> {
+        let key = config.api_key.as_ref();
+        let command = config.credential_command.as_ref();
+        if let Some(key) = key.filter(|key| is_jwt(key)) {
+            return Ok(Self::Key(key.clone()));
+        }
+        if policy == CommandPolicy::Required {
+            return command.cloned().map(Self::Command).ok_or_else(|| {
+                problem(
+                    "the organization requires dynamic credentials: set TINKER_CREDENTIAL_CMD \
+                     to a command that prints one",
+                )
+            });
+        }
+        match (key, command) {
+            (Some(key), None) => checked(config, key).map(Self::Key),
+            (Some(key), Some(command)) => {
+                Ok(checked(config, key).map_or_else(|_| Self::Command(command.clone()), Self::Key))
+            }
+            (None, Some(command)) => Ok(Self::Command(command.clone())),
+            (None, None) => stored(config).map(Self::Key),
+        }
+    }
+
+    /// The key for a service that does not exchange tokens, which accepts nothing else: a
+    /// command cannot stand in for it, and hides a stored key.
+    ///
+    /// # Errors
+    ///
+    /// As for [`resolve`](Self::resolve).
+    pub(crate) fn resolve_key(config: &Config) -> Result<Secret> {
+        match (&config.api_key, &config.credential_command) {
+            (Some(key), _) => checked(config, key),
+            (None, Some(_)) => Err(problem(
+                "this service takes no dynamic credentials, so TINKER_CREDENTIAL_CMD cannot be \
+                 used with it: set TINKER_API_KEY",
+            )),
+            (None, None) => stored(config),
+        }
+    }
+
+    /// The raw credential now; runs the command if there is one, for at most 30 s.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] when the command fails, prints nothing or takes too long.
+    pub(crate) fn secret(&self) -> Result<Secret> {
+        match self {
+            Self::Key(key) => Ok(key.clone()),
+            Self::Command(command) => command::run(command, COMMAND_DEADLINE),
+        }
+    }
+}
+
+pub(crate) fn is_jwt(key: &Secret) -> bool {
+    key.expose().starts_with("eyJ")
+}
+
+/// The hosted service knows only two kinds of key; other hosts have their own rules.
+fn checked(config: &Config, key: &Secret) -> Result<Secret> {
+    let known = key.expose().starts_with("tml-") || is_jwt(key);
+    if known || !config.is_default_host() {
+        return Ok(key.clone());
+    }
+    Err(problem(
+        "the API key must begin with `tml-`: copy it again from the console \
+         (other servers accept any key; set their base URL)",
+    ))
+}
+
+fn stored(config: &Config) -> Result<Secret> {
+    let keys = match config.credential_store() {
+        Some(store) => store.load()?,
+        None => Default::default(),
+    };
+    match keys.default_key() {
+        Some(stored) => checked(config, stored.key()),
+        None => Err(problem(
+            "no API key: set TINKER_API_KEY, pass one with `with_api_key`, \
+             or store one with `tinker auth login`",
+        )),
+    }
+}
+
+fn problem(message: &str) -> Error {
+    Error::Credentials(Context::new(message))
+}
+
+/// What a JWT says, taken on trust: it came from the service over TLS, and the service checks it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Claims {
+    /// Seconds since 1970.
+    pub(crate) expires: Option<f64>,
+    pub(crate) issuer: Option<String>,
+    pub(crate) user_urn: Option<String>,
+    /// `tml:organization:<id>`.
+    pub(crate) org_urn: Option<String>,
+    pub(crate) email: Option<String>,
+}
+
+impl Claims {
+    /// Reads the middle part of a token.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] when the text is not a JWT.
+    pub(crate) fn parse(token: &Secret) -> Result<Self> {
+        let claims = decode(token.expose())
+            .ok_or_else(|| problem("the credential is not a JWT whose claims can be read"))?;
+        let text = |name: &str| {
+            let text = claims.get(name)?.as_str()?;
+            (!text.is_empty()).then(|| text.to_owned())
+        };
+        let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok());
+        Ok(Self {
+            expires: claims.get("exp").and_then(number).filter(|t| t.is_finite()),
+            issuer: text("iss"),
+            user_urn: text("sub"),
+            org_urn: text("org_id").map(|id| format!("tml:organization:{id}")),
+            email: text("email"),
+        })
+    }
+
+    /// Whether a raw credential with these claims may say who its owner is.
+    pub(crate) fn is_passport(&self) -> bool {
+        self.issuer
+            .as_deref()
+            .is_some_and(|issuer| issuer.starts_with("passport-"))
+    }
+}
+
+fn decode(token: &str) -> Option<Value> {
+    let payload = token.split('.').nth(1)?.trim_end_matches('=');
+    let bytes = URL_SAFE_NO_PAD.decode(payload).ok()?;
+    let claims: Value = serde_json::from_slice(&bytes).ok()?;
+    claims.is_object().then_some(claims)
+}
+
+/// The token that stands in for the credential, fetched once for all who need it.
+///
+/// A token is used until 60 s before it expires and renewed in the background 300 s before. One
+/// that lives shorter than twice those margins is used for half its life instead, so a service
+/// that issues short-lived tokens is not asked for one per request.
+#[derive(Debug, Default)]
+pub(crate) struct TokenCache {
+    current: Mutex<Option<Token>>,
+    /// Held during an exchange, so that there is one at a time; `current` is not.
+    exchange: Mutex<()>,
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    secret: Secret,
+    fetched: SystemTime,
+    /// Unknown if the token does not say.
+    expires: Option<SystemTime>,
+}
+
+impl TokenCache {
+    /// Renewing in the background is never more frequent than this.
+    const MIN_REFRESH: Duration = Duration::from_secs(5);
+    /// The wait after a failure, and for a token that does not say when it expires.
+    const RETRY: Duration = Duration::from_secs(60);
+
+    /// The token to send now; fetches one if there is none or it is about to expire. While
+    /// another caller fetches, this one waits for the outcome.
+    ///
+    /// # Errors
+    ///
+    /// What `fetch` returned, if there is no older token to go on with.
+    pub(crate) fn token(
+        &self,
+        now: SystemTime,
+        fetch: impl FnOnce() -> Result<Secret>,
+    ) -> Result<Secret> {
+        if let Some(secret) = self.fresh(now) {
+            return Ok(secret);
+        }
+        let _single = lock(&self.exchange);
+        if let Some(secret) = self.fresh(now) {
+            return Ok(secret);
+        }
+        match fetch() {
+            Ok(secret) => Ok(self.keep(secret, now)),
+            Err(error) => {
+                let Some(old) = lock(&self.current).clone() else {
+                    return Err(error);
+                };
+                log::warn!("the token could not be renewed, going on with the old one: {error}");
+                Ok(old.secret)
+            }
+        }
+    }
+
+    /// Renews the token if that is due and says how long to wait before the next call; for the
+    /// runtime's refresh thread.
+    pub(crate) fn refresh(
+        &self,
+        now: SystemTime,
+        fetch: impl FnOnce() -> Result<Secret>,
+    ) -> Duration {
+        let wait = self.next_refresh(now);
+        if wait > Duration::ZERO {
+            return wait;
+        }
+        let _single = lock(&self.exchange);
+        // Another caller may have renewed it while this one waited.
+        let wait = self.next_refresh(now);
+        if wait > Duration::ZERO {
+            return wait;
+        }
+        match fetch() {
+            Ok(secret) => {
+                self.keep(secret, now);
+                self.next_refresh(now).max(Self::MIN_REFRESH)
+            }
+            Err(error) => {
+                log::debug!("the token could not be renewed in the background: {error}");
+                Self::RETRY
+            }
+        }
+    }
+
+    /// How long until the token should be renewed in the background; zero if it is due.
+    pub(crate) fn next_refresh(&self, now: SystemTime) -> Duration {
+        let current = lock(&self.current);
+        let Some(token) = current.as_ref() else {
+            return Self::RETRY;
+        };
+        let due = match token.expires {
+            Some(expires) => expires
+                .checked_sub(token.margin(Duration::from_secs(300)))
+                .unwrap_or(UNIX_EPOCH)
+                .max(token.fetched + Self::MIN_REFRESH),
+            None => token.fetched + Self::RETRY,
+        };
+        due.duration_since(now).unwrap_or_default()
+    }
+
+    /// What the current token says about its owner.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] when there is no token yet or it is not a JWT.
+    pub(crate) fn claims(&self) -> Result<Claims> {
+        let current = lock(&self.current).clone();
+        let token = current.ok_or_else(|| problem("no token has been exchanged yet"))?;
+        Claims::parse(&token.secret)
+    }
+
+    fn fresh(&self, now: SystemTime) -> Option<Secret> {
+        let current = lock(&self.current);
+        let token = current.as_ref()?;
+        let usable = match token.expires {
+            Some(expires) => now + token.margin(Duration::from_secs(60)) < expires,
+            None => now < token.fetched + Self::RETRY,
+        };
+        usable.then(|| token.secret.clone())
+    }
+
+    fn keep(&self, secret: Secret, now: SystemTime) -> Secret {
+        let expires = Claims::parse(&secret)
+            .ok()
+            .and_then(|claims| claims.expires)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .and_then(|since| UNIX_EPOCH.checked_add(since));
+        *lock(&self.current) = Some(Token {
+            secret: secret.clone(),
+            fetched: now,
+            expires,
+        });
+        secret
+    }
+}
+
+impl Token {
+    /// How long before its end the token counts as old: `usual`, or half its life if that is less.
+    fn margin(&self, usual: Duration) -> Duration {
+        let life = self
+            .expires
+            .and_then(|expires| expires.duration_since(self.fetched).ok())
+            .unwrap_or_default();
+        usual.min(life / 2)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

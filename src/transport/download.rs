@@ -1,0 +1,80 @@
+//! Signed URLs, streamed to a writer.
+
+use std::io::{self, Read, Write};
+
+use super::Transport;
+use super::fault::{Fault, FaultKind, Phase};
+use super::request::{Auth, Head, Request};
+use crate::wire::route::{Method, Pool};
+
+/// What a download brought.
+#[derive(Debug, Clone)]
+pub(crate) struct Download {
+    pub(crate) head: Head,
+    /// How many bytes went to the writer; none for an error status.
+    pub(crate) written: u64,
+    /// An error status' body, at most its first 64 kB.
+    pub(crate) error_body: Vec<u8>,
+}
+
+impl Transport {
+    /// Fetches a URL into a writer, in constant memory. No key goes along: signed URLs carry
+    /// their own. `from` asks for the rest of something partly there; whether the server agreed
+    /// shows in the status (206, or 200 for the whole).
+    ///
+    /// # Errors
+    ///
+    /// A [`Fault`] when no answer came, it ended early, or the writer failed
+    /// ([`FaultKind::Request`]).
+    pub(crate) fn download(
+        &self,
+        url: &str,
+        from: u64,
+        writer: &mut dyn Write,
+    ) -> Result<Download, Fault> {
+        let mut request = Request::new(Method::Get, url, Pool::Rest).with_accept("*/*");
+        request.auth = Auth::None;
+        if from > 0 {
+            request = request.with_header("range", format!("bytes={from}-"));
+        }
+        let (head, mut body) = self.stream(&request)?;
+        let mut error_body = Vec::new();
+        let mut written = 0;
+        if head.is_success() {
+            written = self.copy(&mut body, writer)?;
+        } else {
+            body.take(64 << 10)
+                .read_to_end(&mut error_body)
+                .map_err(|error| self.body_fault(error))?;
+        }
+        Ok(Download {
+            head,
+            written,
+            error_body,
+        })
+    }
+
+    fn copy(&self, body: &mut impl Read, writer: &mut dyn Write) -> Result<u64, Fault> {
+        let mut buffer = vec![0; 64 << 10];
+        let mut written = 0;
+        loop {
+            let count = match body.read(&mut buffer) {
+                Ok(0) => return Ok(written),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.body_fault(error)),
+            };
+            writer.write_all(&buffer[..count]).map_err(|error| {
+                Fault::caused(FaultKind::Request, "the download cannot be written", error)
+            })?;
+            written += count as u64;
+        }
+    }
+
+    fn body_fault(&self, error: io::Error) -> Fault {
+        if self.inner.agents.is_stopped(Pool::Rest) {
+            return Fault::new(FaultKind::Stopped, "the client stopped");
+        }
+        Fault::from_io(error, Phase::Body)
+    }
+}
