@@ -29,3 +29,7 @@ pub mod text;
 pub mod local;
 
 pub use error::{Error, Result};
+pub use types::{
+    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleOptions,
+    SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
+};

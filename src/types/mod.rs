@@ -1,1 +1,66 @@
 //! The values the service speaks in: plain data and its invariants.
+//!
+//! Values a program builds (tensors, inputs, parameters) are checked when they are built or
+//! before they are sent, and an [`Error::Invalid`](crate::Error::Invalid) names the field and
+//! what is allowed. Values the service answers with are read leniently: unknown fields are
+//! ignored and, except where noted, unknown words are kept as `Other`.
+//!
+//! Everything here converts to and from the service's JSON form with serde, so data sets and
+//! results can be stored and read back.
+//!
+//! ```
+//! use tinker::{Datum, ModelInput};
+//!
+//! let datum = Datum::new(ModelInput::from_ints(vec![1, 2, 3]))
+//!     .with_target_tokens(vec![2, 3, 4])
+//!     .with_weights(vec![0.0, 1.0, 1.0]);
+//! let text = serde_json::to_string(&datum)?;
+//! assert_eq!(serde_json::from_str::<Datum>(&text)?, datum);
+//! # Ok::<(), serde_json::Error>(())
+//! ```
+
+mod macros;
+
+pub mod console;
+mod custom_loss;
+mod datum;
+mod ids;
+mod input;
+mod optimizer;
+mod output;
+mod records;
+mod sampled;
+mod sampling;
+mod server_config;
+pub mod telemetry;
+mod tensor;
+#[cfg(feature = "ndarray")]
+mod tensor_ndarray;
+mod tensor_serde;
+mod time;
+mod training;
+
+pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};
+pub use datum::{Datum, DatumRange, Provenance, ProvenanceSpan, SpanKind, chunk_ranges};
+pub use ids::{
+    CheckpointKind, ModelId, RequestId, SamplingSessionId, SequenceId, SessionId, TinkerPath,
+};
+pub use input::{
+    Chunk, DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ImageFormat,
+    ModelInput, Tokens,
+};
+pub use optimizer::{AdamParams, DimuonParams, OptimizerConfig, OptimizerFamily, OptimizerParams};
+pub use output::{ForwardBackwardOutput, LossOutput};
+pub use records::*;
+pub use sampled::{
+    PromptAltTokens, PromptLogprobs, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
+};
+pub use sampling::{SampleOptions, SampleRequest, SamplingParams, Stop};
+pub use server_config::{ClientConfig, DynamicConfig};
+pub use tensor::{Csr, Dtype, TensorData, TensorValues};
+pub use time::Timestamp;
+pub use training::{
+    LoadWeightsResponse, LoraConfig, Loss, LossConfig, LossConfigValue, LossFn, ModelData,
+    ModelInfo, OptimStepResponse, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
+    SaveWeightsResponse, WeightsInfo,
+};

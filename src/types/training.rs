@@ -1,0 +1,333 @@
+//! What training is told and what it answers: LoRA, losses, saved weights, model information.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::macros::open_enum;
+use super::{ModelId, OptimizerConfig, SamplingSessionId};
+use crate::{Error, Result};
+
+/// The adapter a model is trained with.
+///
+/// ```
+/// use tinker::LoraConfig;
+///
+/// let config = LoraConfig::rank(32).with_seed(7).with_train_unembed(false);
+/// assert_eq!(config.rank, 32);
+/// ```
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Dimension of the low-rank matrices.
+    pub rank: u32,
+    /// Seed of their initial values. Default: chosen by the service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<i64>,
+    /// Whether the unembedding layer gets an adapter. Default: true.
+    #[serde(default = "yes")]
+    pub train_unembed: bool,
+    /// Whether the MLP (and mixture-of-experts) layers get adapters. Default: true.
+    #[serde(default = "yes")]
+    pub train_mlp: bool,
+    /// Whether the attention layers get adapters. Default: true.
+    #[serde(default = "yes")]
+    pub train_attn: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl LoraConfig {
+    /// An adapter of this rank on every layer.
+    pub fn rank(rank: u32) -> Self {
+        Self {
+            rank,
+            seed: None,
+            train_unembed: true,
+            train_mlp: true,
+            train_attn: true,
+        }
+    }
+
+    /// Sets the seed of the initial values.
+    #[must_use]
+    pub fn with_seed(mut self, seed: i64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Says whether the unembedding layer gets an adapter.
+    #[must_use]
+    pub fn with_train_unembed(mut self, train: bool) -> Self {
+        self.train_unembed = train;
+        self
+    }
+
+    /// Says whether the MLP layers get adapters.
+    #[must_use]
+    pub fn with_train_mlp(mut self, train: bool) -> Self {
+        self.train_mlp = train;
+        self
+    }
+
+    /// Says whether the attention layers get adapters.
+    #[must_use]
+    pub fn with_train_attn(mut self, train: bool) -> Self {
+        self.train_attn = train;
+        self
+    }
+
+    /// Checks that the adapter has a rank and trains something.
+    ///
+    /// # Errors
+    ///
+    /// If the rank is 0 or every kind of layer is switched off.
+    pub fn validate(&self) -> Result<()> {
+        if self.rank == 0 {
+            return Err(Error::invalid(
+                "lora_config.rank",
+                "must be at least 1, got 0",
+            ));
+        }
+        if !(self.train_unembed || self.train_mlp || self.train_attn) {
+            return Err(Error::invalid(
+                "lora_config",
+                "at least one of train_unembed, train_mlp and train_attn must be true",
+            ));
+        }
+        Ok(())
+    }
+}
+
+open_enum! {
+    /// A loss function the service runs.
+    ///
+    /// ```
+    /// use tinker::LossFn;
+    /// assert_eq!(LossFn::CrossEntropy.as_str(), "cross_entropy");
+    /// assert_eq!(LossFn::from("dppo"), LossFn::Other("dppo".into()));
+    /// ```
+    LossFn {
+        /// Weighted negative log-likelihood of the targets.
+        CrossEntropy = "cross_entropy",
+        /// Policy gradient with importance weights.
+        ImportanceSampling = "importance_sampling",
+        /// Clipped policy gradient.
+        Ppo = "ppo",
+        /// Policy gradient with clipped importance weights.
+        Cispo = "cispo",
+        /// Direct reward optimisation.
+        Dro = "dro",
+        /// Policy gradient with sequence-level ratios.
+        Gspo = "gspo",
+        /// Policy gradient over recorded stability information.
+        StableReinforce = "stable_reinforce",
+        /// A loss of your own, uploaded before and named in the configuration.
+        Custom = "custom",
+    }
+}
+
+impl LossFn {
+    /// The loss with one of its settings.
+    ///
+    /// ```
+    /// let loss = tinker::LossFn::Ppo.with("clip_low_threshold", 0.8).with("clip_high_threshold", 1.2);
+    /// assert_eq!(loss.config.len(), 2);
+    /// ```
+    pub fn with(self, name: impl Into<String>, value: impl Into<LossConfigValue>) -> Loss {
+        Loss::from(self).with(name, value)
+    }
+}
+
+/// A setting of a loss function: a number or a text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LossConfigValue {
+    /// A number.
+    Number(f64),
+    /// A text.
+    Text(String),
+}
+
+impl From<f64> for LossConfigValue {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<i32> for LossConfigValue {
+    fn from(number: i32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<&str> for LossConfigValue {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for LossConfigValue {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// The settings of a loss function, by name.
+pub type LossConfig = BTreeMap<String, LossConfigValue>;
+
+/// A loss function and its settings.
+///
+/// Calls that take one accept a bare [`LossFn`] too.
+///
+/// ```
+/// use tinker::{LossFn, types::Loss};
+/// let plain: Loss = LossFn::CrossEntropy.into();
+/// assert!(plain.config.is_empty());
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loss {
+    /// The function.
+    pub function: LossFn,
+    /// Its settings. Default: none.
+    pub config: LossConfig,
+}
+
+impl Loss {
+    /// Adds a setting.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<LossConfigValue>) -> Self {
+        self.config.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl From<LossFn> for Loss {
+    fn from(function: LossFn) -> Self {
+        Self {
+            function,
+            config: LossConfig::new(),
+        }
+    }
+}
+
+/// The answer to an optimiser step.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct OptimStepResponse {
+    /// What the service measured, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<BTreeMap<String, f64>>,
+}
+
+/// Where a training checkpoint was saved.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveWeightsResponse {
+    /// Its path.
+    pub path: String,
+}
+
+/// Where weights for sampling were saved: under a path if they were named, otherwise as a
+/// sampling session.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveWeightsForSamplerResponse {
+    /// Their path, if they were named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The sampling session that uses them, if they were not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling_session_id: Option<SamplingSessionId>,
+}
+
+/// Where weights for other programs were saved.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveWeightsExternalResponse {
+    /// Their path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Their size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
+/// The answer to loading weights.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadWeightsResponse {
+    /// The path they were loaded from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The model they were loaded into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<ModelId>,
+}
+
+/// What the service knows about a model being trained.
+#[doc(alias = "GetInfoResponse")]
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// Its id.
+    pub model_id: ModelId,
+    /// Its architecture, name and tokenizer.
+    pub model_data: ModelData,
+    /// The optimiser it was created with.
+    #[serde(default)]
+    pub optimizer_config: OptimizerConfig,
+    /// Whether it trains an adapter.
+    #[serde(default)]
+    pub is_lora: Option<bool>,
+    /// The adapter's rank.
+    #[serde(default)]
+    pub lora_rank: Option<u32>,
+    /// The model's name.
+    #[serde(default)]
+    pub model_name: Option<String>,
+}
+
+/// The architecture, name and tokenizer of a model.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelData {
+    /// The architecture.
+    #[serde(default)]
+    pub arch: Option<String>,
+    /// The model's name.
+    #[serde(default)]
+    pub model_name: Option<String>,
+    /// The tokenizer's id, where it is not that of the model's name.
+    #[serde(default)]
+    pub tokenizer_id: Option<String>,
+}
+
+/// What is needed to continue from a checkpoint.
+#[doc(alias = "WeightsInfoResponse")]
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WeightsInfo {
+    /// The model it was trained from.
+    pub base_model: String,
+    /// The optimiser it was trained with.
+    #[serde(default)]
+    pub optimizer_config: OptimizerConfig,
+    /// Whether it is an adapter.
+    pub is_lora: bool,
+    /// The adapter's rank.
+    #[serde(default)]
+    pub lora_rank: Option<u32>,
+    /// Whether the unembedding layer has an adapter.
+    #[serde(default)]
+    pub train_unembed: Option<bool>,
+    /// Whether the MLP layers have adapters.
+    #[serde(default)]
+    pub train_mlp: Option<bool>,
+    /// Whether the attention layers have adapters.
+    #[serde(default)]
+    pub train_attn: Option<bool>,
+}
