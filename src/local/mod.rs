@@ -19,7 +19,8 @@ mod routes;
 mod service;
 mod sessions;
 
-pub mod engine;
+#[allow(dead_code, unused_imports, reason = "until the server uses all of it")]
+pub(crate) mod engine;
 
 use std::sync::Arc;
 

@@ -1,1 +1,59 @@
 //! The embedded engine: a decoder with LoRA, real gradients and KV-cache sampling.
+//!
+//! It computes and nothing else: no HTTP, no clock, no files but the weights it is told to read.
+//! A few values are all there is to know:
+//!
+//! - [`Base`]: frozen weights and the thread pool that runs them, cheap to clone and shared by
+//!   everything on it. [`Base::random`] makes a byte-level model.
+//! - [`Trainer`]: one model in training. [`forward_backward`](Trainer::forward_backward) gathers
+//!   gradients, [`optim_step`](Trainer::optim_step) uses them up; [`Trainer::adapter`] is a
+//!   snapshot for sampling; [`Trainer::save`] and [`Trainer::restore`] keep adapter and optimiser
+//!   bit for bit.
+//! - [`Datum`] goes in, [`LossOutput`] comes out; [`Loss::parse`] knows the service's names.
+//! - [`sample`]: a [`SampleRequest`] in, a [`SampleOutput`] out, with [`Hooks`] for streaming,
+//!   stop strings and cancelling.
+//!
+//! Calls block, may come from any plain thread, and share the pool's threads: however many
+//! requests run at once, no more than that many cores are busy. Everything is deterministic
+//! for a given seed, whatever the number of threads, because work is cut by the data alone and
+//! added up in order. Wrong input is refused with [`Error::Invalid`](crate::Error::Invalid)
+//! before anything is computed.
+//!
+//! Inside: `model` holds the weights, `pass` runs layers forward and backward over packed rows,
+//! `attention`, `linear`, `ops` and `head` are their parts, `decode` is the one-row form for
+//! sampling, `gemm` and `mapping` are the only places with `unsafe`.
+
+mod attention;
+mod checkpoint;
+mod config;
+mod decode;
+mod gemm;
+mod head;
+mod linear;
+mod lora;
+mod loss;
+mod mapping;
+mod matrix;
+mod model;
+mod ops;
+mod optim;
+mod pass;
+mod pick;
+mod rng;
+mod sample;
+mod scratch;
+mod train;
+
+pub(crate) use checkpoint::Restore;
+pub(crate) use config::{Config, Family};
+pub(crate) use lora::{ALPHA, Adapter, LoraSpec};
+pub(crate) use loss::{Clip, Loss};
+pub(crate) use model::Base;
+pub(crate) use optim::{AdamParams, StepMetrics};
+pub(crate) use sample::{
+    Hooks, PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason, sample,
+};
+pub(crate) use train::{Datum, DatumOutput, LossInputs, LossOutput, Trainer, check, forward};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Causal attention with grouped heads over packed sequences.
+
+use super::config::Config;
+use super::gemm::{View, product};
+use super::ops::softmax;
+use super::scratch::Scratch;
+
+/// Query rows handled at a time, so that scores never take more than `BLOCK * length` numbers.
+const BLOCK: usize = 64;
+
+/// Queries, keys and values of packed rows, heads side by side within a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads<'a> {
+    pub(crate) q: &'a [f32],
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
+}
+
+/// Gradients of [`Heads`]; keys and values must start at 0.
+#[derive(Debug)]
+pub(crate) struct HeadGradients<'a> {
+    pub(crate) q: &'a mut [f32],
+    pub(crate) k: &'a mut [f32],
+    pub(crate) v: &'a mut [f32],
+}
+
+/// Each sequence attends to its own past; `spans` are the first row and length of each.
+pub(crate) fn forward(
+    config: &Config,
+    spans: &[(usize, usize)],
+    heads: Heads<'_>,
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let q_width = config.q_width();
+    for_blocks(config, spans, |block| {
+        let (rows, keys) = (block.rows, block.keys);
+        let mut scores = scratch.take(rows * keys);
+        block.probabilities(config, heads, &mut scores);
+        let values = View::strided(
+            &heads.v[block.kv..],
+            keys,
+            config.head_dim,
+            config.kv_width(),
+        );
+        let scores_view = View::new(&scores, rows, keys);
+        product(1.0, scores_view, values, 0.0, &mut out[block.q..], q_width);
+        scratch.give(scores);
+    });
+}
+
+/// The gradients of [`forward`]: probabilities are computed again rather than kept.
+pub(crate) fn backward(
+    config: &Config,
+    spans: &[(usize, usize)],
+    heads: Heads<'_>,
+    dout: &[f32],
+    gradients: HeadGradients<'_>,
+    scratch: &mut Scratch,
+) {
+    let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
+    let scale = (dim as f32).sqrt().recip();
+    for_blocks(config, spans, |block| {
+        let (rows, keys) = (block.rows, block.keys);
+        let mut p = scratch.take(rows * keys);
+        let mut dp = scratch.take(rows * keys);
+        block.probabilities(config, heads, &mut p);
+        let dout = View::strided(&dout[block.q..], rows, dim, q_width);
+        let values = View::strided(&heads.v[block.kv..], keys, dim, kv_width);
+        product(1.0, dout, values.transposed(), 0.0, &mut dp, keys);
+        let p_view = View::new(&p, rows, keys);
+        product(
+            1.0,
+            p_view.transposed(),
+            dout,
+            1.0,
+            &mut gradients.v[block.kv..],
+            kv_width,
+        );
+        for (p, dp) in p.chunks_exact(keys).zip(dp.chunks_exact_mut(keys)) {
+            let mean = super::linear::dot(p, dp);
+            for (p, dp) in p.iter().zip(dp) {
+                *dp = p * (*dp - mean);
+            }
+        }
+        let ds = View::new(&dp, rows, keys);
+        let queries = View::strided(&heads.q[block.q..], rows, dim, q_width);
+        let keys_view = View::strided(&heads.k[block.kv..], keys, dim, kv_width);
+        product(
+            scale,
+            ds,
+            keys_view,
+            0.0,
+            &mut gradients.q[block.q..],
+            q_width,
+        );
+        product(
+            scale,
+            ds.transposed(),
+            queries,
+            1.0,
+            &mut gradients.k[block.kv..],
+            kv_width,
+        );
+        scratch.give(p);
+        scratch.give(dp);
+    });
+}
+
+/// Some query rows of one head of one sequence, and the keys they may see.
+struct Block {
+    /// First query's place in `q`.
+    q: usize,
+    /// First key's place in `k` and `v`.
+    kv: usize,
+    rows: usize,
+    keys: usize,
+    /// Position of the first query in its sequence.
+    first: usize,
+}
+
+impl Block {
+    fn probabilities(&self, config: &Config, heads: Heads<'_>, out: &mut [f32]) {
+        let dim = config.head_dim;
+        let queries = View::strided(&heads.q[self.q..], self.rows, dim, config.q_width());
+        let keys = View::strided(&heads.k[self.kv..], self.keys, dim, config.kv_width());
+        let scale = (dim as f32).sqrt().recip();
+        product(scale, queries, keys.transposed(), 0.0, out, self.keys);
+        for (row, scores) in out.chunks_exact_mut(self.keys).enumerate() {
+            let (past, future) = scores.split_at_mut(self.first + row + 1);
+            softmax(past);
+            future.fill(0.0);
+        }
+    }
+}
+
+fn for_blocks(config: &Config, spans: &[(usize, usize)], mut work: impl FnMut(Block)) {
+    let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
+    let group = config.heads / config.kv_heads;
+    for &(start, len) in spans {
+        for head in 0..config.heads {
+            for first in (0..len).step_by(BLOCK) {
+                let rows = BLOCK.min(len - first);
+                work(Block {
+                    q: (start + first) * q_width + head * dim,
+                    kv: start * kv_width + head / group * dim,
+                    rows,
+                    keys: first + rows,
+                    first,
+                });
+            }
+        }
+    }
+}

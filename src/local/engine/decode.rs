@@ -1,0 +1,188 @@
+//! One token at a time: keys and values of the past are kept, only the newest row is computed.
+
+use super::config::Config;
+use super::linear::{add, dot};
+use super::model::{Net, Projection};
+use super::ops::{Rotation, rms_norm, silu, softmax};
+use super::pass;
+use super::scratch::Scratch;
+
+/// Keys and values of every layer, one row per position.
+#[derive(Debug, Default)]
+pub(crate) struct Cache {
+    layers: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Cache {
+    /// Adds the keys and values of the next layer.
+    pub(crate) fn push_layer(&mut self, keys: Vec<f32>, values: Vec<f32>) {
+        self.layers.push((keys, values));
+    }
+}
+
+/// Sequences that share a prompt's cache and each have their own after it.
+#[derive(Debug)]
+pub(crate) struct Decoder<'a> {
+    net: Net<'a>,
+    prompt: &'a Cache,
+    own: Vec<Cache>,
+    position: usize,
+    scores: Vec<f32>,
+}
+
+impl<'a> Decoder<'a> {
+    /// Sequences that go on after the prompt.
+    pub(crate) fn new(net: Net<'a>, prompt: &'a Cache, sequences: usize) -> Self {
+        let config = &net.weights.config;
+        let empty = || Cache {
+            layers: vec![<(Vec<f32>, Vec<f32>)>::default(); config.layers],
+        };
+        Self {
+            position: prompt.layers[0].0.len() / config.kv_width(),
+            own: (0..sequences).map(|_| empty()).collect(),
+            scores: Vec::new(),
+            net,
+            prompt,
+        }
+    }
+
+    /// Feeds one token to each of the chosen sequences and gives the logits after them.
+    ///
+    /// Every sequence that is fed at all must be fed at every step: they share a position.
+    pub(crate) fn step(
+        &mut self,
+        live: &[usize],
+        tokens: &[u32],
+        scratch: &mut Scratch,
+    ) -> Vec<f32> {
+        let net = self.net;
+        let config = &net.weights.config;
+        let n = live.len();
+        let positions = std::iter::repeat_n(self.position, n);
+        let rotation = Rotation::new(&net.weights.frequencies, positions);
+        let mut x = pass::embed(net.weights, tokens, scratch);
+        for layer in 0..config.layers {
+            self.attend(layer, live, &mut x, &rotation, scratch);
+            think(net, layer, n, &mut x, scratch);
+        }
+        self.position += 1;
+        let mut normed = scratch.take(x.len());
+        rms_norm(&x, &net.weights.norm, config.norm_eps, &mut normed);
+        let mut logits = scratch.take(n * config.vocab);
+        net.head().forward(&normed, n, &mut logits);
+        scratch.give(x);
+        scratch.give(normed);
+        logits
+    }
+
+    fn attend(
+        &mut self,
+        layer: usize,
+        live: &[usize],
+        x: &mut [f32],
+        rotation: &Rotation,
+        scratch: &mut Scratch,
+    ) {
+        let net = self.net;
+        let (config, weights) = (&net.weights.config, &net.weights.layers[layer]);
+        let (n, half) = (live.len(), config.head_dim / 2);
+        let mut normed = scratch.take(x.len());
+        rms_norm(x, &weights.attention_norm, config.norm_eps, &mut normed);
+        let mut q = project(net, layer, Projection::Q, &normed, n, scratch);
+        let mut k = project(net, layer, Projection::K, &normed, n, scratch);
+        let v = project(net, layer, Projection::V, &normed, n, scratch);
+        if let Some(norms) = &weights.head_norms {
+            let (raw_q, raw_k) = (scratch.copy(&q), scratch.copy(&k));
+            rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
+            rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
+            scratch.give(raw_q);
+            scratch.give(raw_k);
+        }
+        rotation.apply(&mut q, config.heads, half);
+        rotation.apply(&mut k, config.kv_heads, half);
+
+        let mut attended = scratch.take(n * config.q_width());
+        let prompt = &self.prompt.layers[layer];
+        let new_rows = k
+            .chunks_exact(config.kv_width())
+            .zip(v.chunks_exact(config.kv_width()));
+        let heads = q
+            .chunks_exact(config.q_width())
+            .zip(attended.chunks_exact_mut(config.q_width()));
+        for ((sequence, (k, v)), (q, out)) in live.iter().zip(new_rows).zip(heads) {
+            let own = &mut self.own[*sequence].layers[layer];
+            own.0.extend_from_slice(k);
+            own.1.extend_from_slice(v);
+            look_back(config, q, [prompt, own], &mut self.scores, out);
+        }
+        let mut out = project(net, layer, Projection::O, &attended, n, scratch);
+        add(x, &out);
+        out.clear();
+        for buffer in [normed, q, k, v, attended, out] {
+            scratch.give(buffer);
+        }
+    }
+}
+
+/// One row's attention over two stretches of the past.
+fn look_back(
+    config: &Config,
+    q: &[f32],
+    past: [&(Vec<f32>, Vec<f32>); 2],
+    scores: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let (dim, width) = (config.head_dim, config.kv_width());
+    let scale = (dim as f32).sqrt().recip();
+    let group = config.heads / config.kv_heads;
+    let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
+    for (head, (q, out)) in heads.enumerate() {
+        let start = head / group * dim;
+        scores.clear();
+        for (keys, _) in past {
+            let keys = keys.chunks_exact(width);
+            scores.extend(keys.map(|row| scale * dot(q, &row[start..start + dim])));
+        }
+        softmax(scores);
+        out.fill(0.0);
+        let values = past
+            .into_iter()
+            .flat_map(|(_, values)| values.chunks_exact(width));
+        for (weight, row) in scores.iter().zip(values) {
+            for (out, value) in out.iter_mut().zip(&row[start..start + dim]) {
+                *out += weight * value;
+            }
+        }
+    }
+}
+
+/// The MLP of one layer, added to `x`.
+fn think(net: Net<'_>, layer: usize, n: usize, x: &mut [f32], scratch: &mut Scratch) {
+    let (config, weights) = (&net.weights.config, &net.weights.layers[layer]);
+    let mut normed = scratch.take(x.len());
+    rms_norm(x, &weights.mlp_norm, config.norm_eps, &mut normed);
+    let mut gate = project(net, layer, Projection::Gate, &normed, n, scratch);
+    let up = project(net, layer, Projection::Up, &normed, n, scratch);
+    for (gate, up) in gate.iter_mut().zip(&up) {
+        *gate = silu(*gate) * up;
+    }
+    let out = project(net, layer, Projection::Down, &gate, n, scratch);
+    add(x, &out);
+    for buffer in [normed, gate, up, out] {
+        scratch.give(buffer);
+    }
+}
+
+fn project(
+    net: Net<'_>,
+    layer: usize,
+    projection: Projection,
+    x: &[f32],
+    n: usize,
+    scratch: &mut Scratch,
+) -> Vec<f32> {
+    let linear = net.projection(layer, projection);
+    let mut y = scratch.take(n * linear.weight.rows());
+    linear.forward(x, n, &mut y);
+    y
+}

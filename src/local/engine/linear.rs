@@ -1,0 +1,281 @@
+//! `y = x Wᵀ` and its gradients, with and without LoRA, for any weight storage.
+
+use rayon::prelude::*;
+
+use super::gemm::{View, product};
+use super::matrix::Matrix;
+
+/// From this many weights on, one product is spread over threads; smaller models are spread
+/// over sequences instead.
+const PARALLEL_FROM: usize = 1 << 18;
+
+/// Outputs (or inputs, backward) that one task of a spread product handles.
+const PANEL: usize = 128;
+
+/// Up to this many rows a dot product per weight row beats the general product, which would
+/// spend its time packing.
+const FEW_ROWS: usize = 4;
+
+/// One projection of the network: a frozen weight and, maybe, its low-rank correction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Linear<'a> {
+    pub(crate) weight: &'a Matrix,
+    pub(crate) lora: Option<Lora<'a>>,
+}
+
+/// `scale * B A`, added to a weight: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lora<'a> {
+    pub(crate) a: &'a [f32],
+    pub(crate) b: &'a [f32],
+    pub(crate) rank: usize,
+    pub(crate) scale: f32,
+}
+
+/// Where the gradient of one projection goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Slot {
+    /// Not trained.
+    Frozen,
+    /// The whole weight's gradient, `[outputs, inputs]`.
+    Dense(Vec<f32>),
+    /// The gradients of `a` and `b`.
+    Lora { a: Vec<f32>, b: Vec<f32> },
+}
+
+impl Linear<'_> {
+    /// `y = x Wᵀ` for `n` rows.
+    pub(crate) fn forward(&self, x: &[f32], n: usize, y: &mut [f32]) {
+        multiply(x, n, self.weight, y);
+        if let Some(lora) = self.lora {
+            let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
+            let hidden = lora.hidden(x, n, inputs);
+            product(
+                lora.scale,
+                View::new(&hidden, n, lora.rank),
+                View::new(lora.b, outputs, lora.rank).transposed(),
+                1.0,
+                y,
+                outputs,
+            );
+        }
+    }
+
+    /// Adds this projection's gradients to `slot` and `dy W` to `dx`, if wanted.
+    pub(crate) fn backward(
+        &self,
+        x: &[f32],
+        dy: &[f32],
+        n: usize,
+        dx: Option<&mut [f32]>,
+        slot: &mut Slot,
+    ) {
+        let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
+        let (x_view, dy_view) = (View::new(x, n, inputs), View::new(dy, n, outputs));
+        let hidden_gradient = self.lora.map(|lora| {
+            let mut out = vec![0.0; n * lora.rank];
+            let b = View::new(lora.b, outputs, lora.rank);
+            product(lora.scale, dy_view, b, 0.0, &mut out, lora.rank);
+            out
+        });
+        match (slot, self.lora, &hidden_gradient) {
+            (Slot::Dense(gradient), _, _) => {
+                product(1.0, dy_view.transposed(), x_view, 1.0, gradient, inputs);
+            }
+            (Slot::Lora { a, b }, Some(lora), Some(dh)) => {
+                let rank = lora.rank;
+                let hidden = lora.hidden(x, n, inputs);
+                let hidden = View::new(&hidden, n, rank);
+                product(lora.scale, dy_view.transposed(), hidden, 1.0, b, rank);
+                product(
+                    1.0,
+                    View::new(dh, n, rank).transposed(),
+                    x_view,
+                    1.0,
+                    a,
+                    inputs,
+                );
+            }
+            _ => {}
+        }
+        if let Some(dx) = dx {
+            multiply_back(dy, n, self.weight, dx);
+            if let (Some(lora), Some(dh)) = (self.lora, &hidden_gradient) {
+                let a = View::new(lora.a, lora.rank, inputs);
+                product(1.0, View::new(dh, n, lora.rank), a, 1.0, dx, inputs);
+            }
+        }
+    }
+}
+
+impl Lora<'_> {
+    /// `x Aᵀ`.
+    fn hidden(&self, x: &[f32], n: usize, inputs: usize) -> Vec<f32> {
+        let mut out = vec![0.0; n * self.rank];
+        let a = View::new(self.a, self.rank, inputs).transposed();
+        product(1.0, View::new(x, n, inputs), a, 0.0, &mut out, self.rank);
+        out
+    }
+}
+
+impl Slot {
+    /// Adds another slot of the same kind.
+    pub(crate) fn add(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::Dense(mine), Self::Dense(theirs)) => add(mine, theirs),
+            (
+                Self::Lora { a, b },
+                Self::Lora {
+                    a: other_a,
+                    b: other_b,
+                },
+            ) => {
+                add(a, other_a);
+                add(b, other_b);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `mine += theirs`.
+pub(crate) fn add(mine: &mut [f32], theirs: &[f32]) {
+    for (mine, theirs) in mine.iter_mut().zip(theirs) {
+        *mine += theirs;
+    }
+}
+
+/// `y = x Wᵀ`.
+fn multiply(x: &[f32], n: usize, w: &Matrix, y: &mut [f32]) {
+    let (inputs, outputs) = (w.cols(), w.rows());
+    if n <= FEW_ROWS {
+        return multiply_few(x, n, w, y);
+    }
+    if let (Some(data), true) = (w.as_f32(), w.len() < PARALLEL_FROM) {
+        let w = View::new(data, outputs, inputs).transposed();
+        return product(1.0, View::new(x, n, inputs), w, 0.0, y, outputs);
+    }
+    let mut panels = vec![0.0; n * outputs.next_multiple_of(PANEL)];
+    panels.par_chunks_mut(n * PANEL).enumerate().for_each_init(
+        Vec::new,
+        |scratch, (index, out)| {
+            let rows = index * PANEL..outputs.min((index + 1) * PANEL);
+            let height = rows.len();
+            let weights = block(w, rows, 0..inputs, scratch);
+            let weights = View::new(weights, height, inputs).transposed();
+            product(1.0, View::new(x, n, inputs), weights, 0.0, out, PANEL);
+        },
+    );
+    gather(&panels, n, outputs, y, |y, value| *y = value);
+}
+
+/// `dx += dy W`.
+fn multiply_back(dy: &[f32], n: usize, w: &Matrix, dx: &mut [f32]) {
+    let (inputs, outputs) = (w.cols(), w.rows());
+    let dy_view = View::new(dy, n, outputs);
+    if let (Some(data), true) = (w.as_f32(), w.len() < PARALLEL_FROM) {
+        let w = View::new(data, outputs, inputs);
+        return product(1.0, dy_view, w, 1.0, dx, inputs);
+    }
+    let mut panels = vec![0.0; n * inputs.next_multiple_of(PANEL)];
+    panels.par_chunks_mut(n * PANEL).enumerate().for_each_init(
+        Vec::new,
+        |scratch, (index, out)| {
+            let cols = index * PANEL..inputs.min((index + 1) * PANEL);
+            for start in (0..outputs).step_by(4 * PANEL) {
+                let rows = start..outputs.min(start + 4 * PANEL);
+                let height = rows.len();
+                let weights = block(w, rows, cols.clone(), scratch);
+                let weights = View::new(weights, height, cols.len());
+                let dy = View::strided(&dy[start..], n, height, outputs);
+                product(1.0, dy, weights, 1.0, out, PANEL);
+            }
+        },
+    );
+    gather(&panels, n, inputs, dx, |dx, value| *dx += value);
+}
+
+/// `y = x Wᵀ` for a handful of rows: one dot product per output.
+fn multiply_few(x: &[f32], n: usize, w: &Matrix, y: &mut [f32]) {
+    let (inputs, outputs) = (w.cols(), w.rows());
+    if let (Some(data), true) = (w.as_f32(), w.len() < PARALLEL_FROM) {
+        for (x, y) in x.chunks_exact(inputs).zip(y.chunks_exact_mut(outputs)) {
+            for (y, w) in y.iter_mut().zip(data.chunks_exact(inputs)) {
+                *y = dot(x, w);
+            }
+        }
+        return;
+    }
+    let mut columns = vec![0.0; outputs * n];
+    columns.par_chunks_mut(PANEL * n).enumerate().for_each_init(
+        || vec![0.0; inputs],
+        |scratch, (index, out)| {
+            for (offset, out) in out.chunks_exact_mut(n).enumerate() {
+                w.read_row(index * PANEL + offset, scratch);
+                for (x, out) in x.chunks_exact(inputs).zip(out) {
+                    *out = dot(x, scratch);
+                }
+            }
+        },
+    );
+    for (row, y) in y.chunks_exact_mut(outputs).take(n).enumerate() {
+        for (y, column) in y.iter_mut().zip(columns.chunks_exact(n)) {
+            *y = column[row];
+        }
+    }
+}
+
+/// A dense block of weights, borrowed where the storage allows and widened otherwise.
+fn block<'a>(
+    w: &'a Matrix,
+    rows: std::ops::Range<usize>,
+    cols: std::ops::Range<usize>,
+    scratch: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    if let (Some(data), true) = (w.as_f32(), cols.len() == w.cols()) {
+        return &data[rows.start * w.cols()..rows.end * w.cols()];
+    }
+    scratch.resize(rows.len() * cols.len(), 0.0);
+    w.read_block(rows, cols, scratch);
+    scratch
+}
+
+/// Brings the panels of a spread product together, row by row.
+fn gather(
+    panels: &[f32],
+    n: usize,
+    width: usize,
+    out: &mut [f32],
+    put: impl Fn(&mut f32, f32) + Sync,
+) {
+    out.par_chunks_mut(width)
+        .take(n)
+        .enumerate()
+        .for_each(|(row, out)| {
+            for (index, out) in out.chunks_mut(PANEL).enumerate() {
+                let start = index * n * PANEL + row * PANEL;
+                for (out, value) in out.iter_mut().zip(&panels[start..]) {
+                    put(out, *value);
+                }
+            }
+        });
+}
+
+/// The inner product, summed in sixteen lanes so that it vectorises.
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let tail: f32 = a_chunks
+        .remainder()
+        .iter()
+        .zip(b_chunks.remainder())
+        .map(|(a, b)| a * b)
+        .sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}

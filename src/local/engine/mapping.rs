@@ -1,0 +1,73 @@
+//! Weight files mapped into memory, shared by the matrices that read from them.
+#![allow(
+    unsafe_code,
+    reason = "mapping a file is unsafe by nature; see SAFETY below"
+)]
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::error::{Context, Error, Result};
+
+/// A read-only file in memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Mapping(Arc<memmap2::Mmap>);
+
+impl Mapping {
+    /// Maps a whole file.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be opened or mapped; the message names it.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let fail = |error: std::io::Error| {
+            Error::Config(Context::caused(
+                format!("cannot read {}", path.display()),
+                error,
+            ))
+        };
+        let file = File::open(path).map_err(fail)?;
+        // SAFETY: the map is read-only and private, and only plain bytes are read from it. The
+        // one hazard is another process truncating the file meanwhile, which `tinker serve`
+        // documents: weight folders must not change while they are served.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
+        Ok(Self(Arc::new(map)))
+    }
+
+    /// The file's bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// A part of the file that keeps the whole mapping alive.
+    ///
+    /// # Panics
+    ///
+    /// If the range lies outside the file.
+    pub(crate) fn section(&self, range: Range<usize>) -> Section {
+        assert!(
+            range.start <= range.end && range.end <= self.0.len(),
+            "section outside the file"
+        );
+        Section {
+            mapping: self.clone(),
+            range,
+        }
+    }
+}
+
+/// Some bytes of a mapped file.
+#[derive(Debug, Clone)]
+pub(crate) struct Section {
+    mapping: Mapping,
+    range: Range<usize>,
+}
+
+impl Section {
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.mapping.bytes()[self.range.clone()]
+    }
+}

@@ -1,0 +1,332 @@
+//! The base model: frozen weights shared by every adapter, and the threads that run them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use super::config::{Config, Family};
+use super::linear::Linear;
+use super::lora::{Adapter, Merged};
+use super::matrix::Matrix;
+use super::rng::Rng;
+use super::scratch::Scratch;
+use crate::error::{Context, Error, Result};
+
+/// A model's frozen weights, shared by every adapter on it, and the thread pool that runs it.
+///
+/// Cloning shares both. Calls may come from any plain thread; they queue for the pool's threads.
+#[derive(Clone)]
+pub(crate) struct Base {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    weights: Weights,
+    pool: rayon::ThreadPool,
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+/// Every tensor of a decoder.
+#[derive(Debug, Clone)]
+pub(crate) struct Weights {
+    pub(crate) config: Config,
+    pub(crate) embed: Matrix,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Vec<f32>,
+    /// `None` when the head is the embedding.
+    pub(crate) head: Option<Matrix>,
+    /// Inverse frequencies of the rotary positions.
+    pub(crate) frequencies: Vec<f32>,
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone)]
+pub(crate) struct Layer {
+    pub(crate) projections: [Matrix; 7],
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) head_norms: Option<HeadNorms>,
+}
+
+/// Qwen 3's norms on every query and key head.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadNorms {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+}
+
+/// The seven projections of a layer, in the order they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Projection {
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Projection {
+    /// All of them, in storage order.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Q,
+        Self::K,
+        Self::V,
+        Self::O,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+
+    /// The module path checkpoints use.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Q => "self_attn.q_proj",
+            Self::K => "self_attn.k_proj",
+            Self::V => "self_attn.v_proj",
+            Self::O => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+
+    /// Whether it belongs to attention (else to the MLP).
+    pub(crate) fn is_attention(self) -> bool {
+        matches!(self, Self::Q | Self::K | Self::V | Self::O)
+    }
+
+    /// Outputs and inputs.
+    pub(crate) fn shape(self, config: &Config) -> (usize, usize) {
+        let (width, q, kv, mlp) = (
+            config.width,
+            config.q_width(),
+            config.kv_width(),
+            config.mlp,
+        );
+        match self {
+            Self::Q => (q, width),
+            Self::K | Self::V => (kv, width),
+            Self::O => (width, q),
+            Self::Gate | Self::Up => (mlp, width),
+            Self::Down => (width, mlp),
+        }
+    }
+}
+
+impl Weights {
+    /// Random weights that depend on the seed alone.
+    pub(crate) fn random(config: Config, seed: u64) -> Self {
+        let mut tensors = 0;
+        let mut matrix = |rows: usize, cols: usize, std: f32| {
+            tensors += 1;
+            let mut rng = Rng::stream(seed, tensors);
+            Matrix::new(
+                rows,
+                cols,
+                (0..rows * cols).map(|_| rng.normal() * std).collect(),
+            )
+        };
+        let embed = matrix(config.vocab, config.width, 0.02);
+        let head = (!config.tied_head).then(|| matrix(config.vocab, config.width, 0.02));
+        let layers = (0..config.layers)
+            .map(|_| Layer {
+                projections: Projection::ALL.map(|projection| {
+                    let (outputs, inputs) = projection.shape(&config);
+                    matrix(outputs, inputs, (inputs as f32).sqrt().recip())
+                }),
+                attention_norm: vec![1.0; config.width],
+                mlp_norm: vec![1.0; config.width],
+                head_norms: (config.family == Family::Qwen3).then(|| HeadNorms {
+                    q: vec![1.0; config.head_dim],
+                    k: vec![1.0; config.head_dim],
+                }),
+            })
+            .collect();
+        Self {
+            embed,
+            layers,
+            norm: vec![1.0; config.width],
+            head,
+            frequencies: config.frequencies(),
+            config,
+        }
+    }
+
+    /// The matrix that turns hidden states into logits.
+    pub(crate) fn head(&self) -> &Matrix {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+
+    /// Number of weights in all matrices.
+    pub(crate) fn len(&self) -> usize {
+        let layers = self.layers.iter().flat_map(|layer| &layer.projections);
+        let head = self.head.iter();
+        layers
+            .chain(head)
+            .chain([&self.embed])
+            .map(Matrix::len)
+            .sum()
+    }
+}
+
+impl Base {
+    /// Puts weights to work on `threads` threads (0 means one per core).
+    ///
+    /// # Errors
+    ///
+    /// If the threads cannot be started.
+    pub(crate) fn new(weights: Weights, threads: usize) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("tinker-engine-{index}"))
+            .build()
+            .map_err(|error| {
+                Error::Internal(Context::caused("cannot start the engine's threads", error))
+            })?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                weights,
+                pool,
+                scratch: Mutex::default(),
+            }),
+        })
+    }
+
+    /// A byte-level model with random weights: 256 bytes, then BOS, EOS and other markers.
+    ///
+    /// # Errors
+    ///
+    /// If the threads cannot be started.
+    pub(crate) fn random(seed: u64, threads: usize) -> Result<Self> {
+        Self::new(Weights::random(Config::tiny(), seed), threads)
+    }
+
+    /// The model's shape.
+    pub(crate) fn config(&self) -> &Config {
+        &self.inner.weights.config
+    }
+
+    /// The frozen weights.
+    pub(crate) fn weights(&self) -> &Weights {
+        &self.inner.weights
+    }
+
+    /// Number of threads that work on it.
+    pub(crate) fn threads(&self) -> usize {
+        self.inner.pool.current_num_threads()
+    }
+
+    /// Runs `work` on the pool and waits for it.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.inner.pool.install(work)
+    }
+
+    /// Lends recycled buffers to `work`: fresh pages would cost more than the arithmetic.
+    pub(crate) fn with_scratch<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
+        let lock = || {
+            self.inner
+                .scratch
+                .lock()
+                .unwrap_or_else(|poison| poison.into_inner())
+        };
+        let mut scratch = lock().pop().unwrap_or_default();
+        let result = work(&mut scratch);
+        if scratch.bytes() <= Scratch::KEEP {
+            lock().push(scratch);
+        }
+        result
+    }
+
+    /// Refuses tokens outside the vocabulary.
+    ///
+    /// # Errors
+    ///
+    /// Names the first token that is too large and its place.
+    pub(crate) fn check_tokens(&self, field: &str, tokens: &[u32]) -> Result<()> {
+        let vocab = self.config().vocab;
+        match tokens.iter().position(|token| *token as usize >= vocab) {
+            None => Ok(()),
+            Some(index) => Err(Error::invalid(
+                format!("{field}[{index}]"),
+                format!(
+                    "token {} is outside the vocabulary of {vocab}",
+                    tokens[index]
+                ),
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Base")
+            .field("config", self.config())
+            .field("threads", &self.threads())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A base with an adapter applied: what a pass runs on.
+///
+/// Small models are run with the adapter merged into the weights, which makes passes cheaper;
+/// large ones keep the base untouched and add the low-rank product.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Net<'a> {
+    pub(crate) weights: &'a Weights,
+    merged: Option<&'a Merged>,
+    adapter: Option<&'a Adapter>,
+}
+
+impl<'a> Net<'a> {
+    /// The base alone, or with an adapter in the cheaper of the two ways.
+    pub(crate) fn new(weights: &'a Weights, adapter: Option<&'a Adapter>) -> Self {
+        let merged = adapter
+            .filter(|_| weights.len() <= Merged::LIMIT)
+            .map(|adapter| adapter.merged(weights));
+        Self {
+            weights,
+            merged,
+            adapter: adapter.filter(|_| merged.is_none()),
+        }
+    }
+
+    /// The adapter kept apart from the weights, whatever the model's size.
+    pub(crate) fn unmerged(weights: &'a Weights, adapter: &'a Adapter) -> Self {
+        Self {
+            weights,
+            merged: None,
+            adapter: Some(adapter),
+        }
+    }
+
+    /// Whether low-rank products are computed apart from the weights.
+    pub(crate) fn is_unmerged(&self) -> bool {
+        self.adapter.is_some()
+    }
+
+    /// One projection of one layer.
+    pub(crate) fn projection(&self, layer: usize, projection: Projection) -> Linear<'a> {
+        let base = &self.weights.layers[layer].projections[projection as usize];
+        Linear {
+            weight: self
+                .merged
+                .and_then(|merged| merged.projection(layer, projection))
+                .unwrap_or(base),
+            lora: self
+                .adapter
+                .and_then(|adapter| adapter.projection(layer, projection)),
+        }
+    }
+
+    /// The head.
+    pub(crate) fn head(&self) -> Linear<'a> {
+        Linear {
+            weight: self
+                .merged
+                .and_then(Merged::head)
+                .unwrap_or(self.weights.head()),
+            lora: self.adapter.and_then(Adapter::head),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The element-wise parts of a decoder: norms, rotary positions, activations, softmax.
+
+use super::linear::dot;
+
+/// `eˣ` within two units of the last place, written so that loops over it vectorise.
+pub(crate) fn exp(x: f32) -> f32 {
+    let x = x.clamp(-87.3, 88.0);
+    let k = (x * std::f32::consts::LOG2_E + 12_582_912.0) - 12_582_912.0;
+    let r = x - k * 0.693_359_4 + k * 2.121_944_4e-4;
+    let mut p = 1.987_569_2e-4;
+    p = p * r + 1.398_2e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 5e-1;
+    p = p * r * r + r + 1.0;
+    f32::from_bits((p.to_bits() as i32 + ((k as i32) << 23)) as u32)
+}
+
+/// `x * sigmoid(x)`.
+pub(crate) fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// Root-mean-square normalisation of rows as wide as `weight`.
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let scale = inverse_rms(x, eps);
+        for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+            *out = x * scale * weight;
+        }
+    }
+}
+
+/// Adds the gradient of [`rms_norm`] to `dx` and, if wanted, the weight's to `dweight`.
+pub(crate) fn rms_norm_back(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+    mut dweight: Option<&mut [f32]>,
+) {
+    let width = weight.len();
+    let rows = x.chunks_exact(width).zip(dy.chunks_exact(width));
+    for ((x, dy), dx) in rows.zip(dx.chunks_exact_mut(width)) {
+        let scale = inverse_rms(x, eps);
+        let mut shared = 0.0;
+        for ((x, dy), weight) in x.iter().zip(dy).zip(weight) {
+            shared += x * dy * weight;
+        }
+        shared *= scale * scale * scale / width as f32;
+        for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+            *dx += scale * dy * weight - x * shared;
+        }
+        if let Some(dweight) = dweight.as_deref_mut() {
+            for ((dweight, x), dy) in dweight.iter_mut().zip(x).zip(dy) {
+                *dweight += dy * x * scale;
+            }
+        }
+    }
+}
+
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// Cosines and sines of rotary positions, `[rows, head_dim / 2]` each.
+#[derive(Debug, Default)]
+pub(crate) struct Rotation {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Rotation {
+    /// The rotations of the given positions.
+    pub(crate) fn new(frequencies: &[f32], positions: impl Iterator<Item = usize>) -> Self {
+        let mut rotation = Self::default();
+        for position in positions {
+            for frequency in frequencies {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                rotation.cos.push(cos as f32);
+                rotation.sin.push(sin as f32);
+            }
+        }
+        rotation
+    }
+
+    /// Rotates every head of every row in place; `half` is half the head's width.
+    pub(crate) fn apply(&self, x: &mut [f32], heads: usize, half: usize) {
+        self.rotate(x, heads, half, 1.0);
+    }
+
+    /// The gradient of [`apply`](Self::apply): the opposite rotation.
+    pub(crate) fn undo(&self, x: &mut [f32], heads: usize, half: usize) {
+        self.rotate(x, heads, half, -1.0);
+    }
+
+    fn rotate(&self, x: &mut [f32], heads: usize, half: usize, sign: f32) {
+        let tables = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
+        for (row, (cos, sin)) in x.chunks_exact_mut(heads * 2 * half).zip(tables) {
+            for head in row.chunks_exact_mut(2 * half) {
+                let (low, high) = head.split_at_mut(half);
+                for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    let (a, b, sin) = (*low, *high, sin * sign);
+                    *low = a * cos - b * sin;
+                    *high = b * cos + a * sin;
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores into probabilities in place.
+pub(crate) fn softmax(scores: &mut [f32]) {
+    let peak = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for score in scores.iter_mut() {
+        *score = exp(*score - peak);
+        sum += *score;
+    }
+    let scale = 1.0 / sum;
+    for score in scores {
+        *score *= scale;
+    }
+}
+
+/// `ln Σ eˣ`, summed in `f64`: with a large vocabulary the small terms count.
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f32 {
+    let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits
+        .chunks(256)
+        .map(|part| f64::from(part.iter().map(|x| exp(x - peak)).sum::<f32>()))
+        .sum();
+    peak + sum.ln() as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_accurate() {
+        for step in -8700..=8700 {
+            let x = step as f32 / 100.0;
+            let expected = f64::from(x).exp();
+            let error = (f64::from(exp(x)) - expected).abs() / expected;
+            assert!(error < 3e-7, "exp({x}) is off by {error}");
+        }
+        assert!(exp(-1000.0) < 1.3e-38);
+    }
+
+    #[test]
+    fn softmax_sums_to_one_whatever_the_peak() {
+        let mut scores = [1000.0, 999.0, -1000.0];
+        softmax(&mut scores);
+        assert!((scores.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!((scores[0] - 0.731_058_6).abs() < 1e-6);
+    }
+}

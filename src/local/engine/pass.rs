@@ -1,0 +1,378 @@
+//! One forward (and backward) pass of the decoder over packed sequences.
+
+use super::attention::{self, HeadGradients, Heads};
+use super::config::Config;
+use super::linear::{Slot, add};
+use super::lora::Target;
+use super::model::{Net, Projection, Weights};
+use super::ops::{Rotation, exp, rms_norm, rms_norm_back, silu};
+use super::scratch::Scratch;
+
+/// Sequences laid end to end: rows are tokens, and nothing is padded.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    pub(crate) tokens: Vec<u32>,
+    /// First row and length of each sequence.
+    pub(crate) spans: Vec<(usize, usize)>,
+    rotation: Rotation,
+}
+
+impl Packed {
+    /// Packs sequences, each starting at position 0.
+    pub(crate) fn new<'a>(weights: &Weights, sequences: impl Iterator<Item = &'a [u32]>) -> Self {
+        let (mut tokens, mut spans) = (Vec::new(), Vec::new());
+        for sequence in sequences {
+            spans.push((tokens.len(), sequence.len()));
+            tokens.extend_from_slice(sequence);
+        }
+        let positions = spans.iter().flat_map(|(_, len)| 0..*len);
+        let rotation = Rotation::new(&weights.frequencies, positions);
+        Self {
+            tokens,
+            spans,
+            rotation,
+        }
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+/// What a layer computed on its way forward, as its gradient needs it.
+#[derive(Debug, Default)]
+pub(crate) struct Saved {
+    input: Vec<f32>,
+    attention_in: Vec<f32>,
+    raw_q: Vec<f32>,
+    raw_k: Vec<f32>,
+    q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    attended: Vec<f32>,
+    middle: Vec<f32>,
+    mlp_in: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+}
+
+impl Saved {
+    /// Gives every buffer back.
+    pub(crate) fn recycle(self, scratch: &mut Scratch) {
+        let Self {
+            input,
+            attention_in,
+            raw_q,
+            raw_k,
+            q,
+            k,
+            v,
+            attended,
+            middle,
+            mlp_in,
+            gate,
+            up,
+        } = self;
+        for buffer in [
+            input,
+            attention_in,
+            raw_q,
+            raw_k,
+            q,
+            k,
+            v,
+            attended,
+            middle,
+            mlp_in,
+            gate,
+            up,
+        ] {
+            scratch.give(buffer);
+        }
+    }
+
+    /// Numbers kept per row of a layer, to decide whether keeping them is affordable.
+    pub(crate) fn per_row(config: &Config) -> usize {
+        4 * config.width + 3 * config.q_width() + 3 * config.kv_width() + 2 * config.mlp
+    }
+}
+
+/// The gradients of one pass.
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    pub(crate) layers: Vec<[Slot; 7]>,
+    pub(crate) head: Slot,
+    /// Norms and embedding, when the whole model is trained.
+    pub(crate) rest: Option<Box<Rest>>,
+}
+
+/// Gradients of what adapters never touch.
+#[derive(Debug, Clone)]
+pub(crate) struct Rest {
+    pub(crate) embed: Vec<f32>,
+    pub(crate) norm: Vec<f32>,
+    pub(crate) layers: Vec<RestLayer>,
+}
+
+/// Gradients of one layer's norms.
+#[derive(Debug, Clone)]
+pub(crate) struct RestLayer {
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) mlp_norm: Vec<f32>,
+    pub(crate) q_norm: Vec<f32>,
+    pub(crate) k_norm: Vec<f32>,
+}
+
+impl Gradients {
+    /// Slots for a model of which nothing is trained.
+    pub(crate) fn frozen(config: &Config) -> Self {
+        Self {
+            layers: vec![[const { Slot::Frozen }; 7]; config.layers],
+            head: Slot::Frozen,
+            rest: None,
+        }
+    }
+
+    /// The slot of one matrix.
+    pub(crate) fn slot(&mut self, target: Target) -> &mut Slot {
+        match target {
+            Target::Layer(layer, projection) => &mut self.layers[layer][projection as usize],
+            Target::Head => &mut self.head,
+        }
+    }
+
+    /// Adds the gradients of another pass.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self
+            .layers
+            .iter_mut()
+            .flatten()
+            .zip(other.layers.iter().flatten())
+        {
+            mine.add(theirs);
+        }
+        self.head.add(&other.head);
+        if let (Some(mine), Some(theirs)) = (&mut self.rest, &other.rest) {
+            add(&mut mine.embed, &theirs.embed);
+            add(&mut mine.norm, &theirs.norm);
+            for (mine, theirs) in mine.layers.iter_mut().zip(&theirs.layers) {
+                add(&mut mine.attention_norm, &theirs.attention_norm);
+                add(&mut mine.mlp_norm, &theirs.mlp_norm);
+                add(&mut mine.q_norm, &theirs.q_norm);
+                add(&mut mine.k_norm, &theirs.k_norm);
+            }
+        }
+    }
+}
+
+/// The embeddings of packed tokens.
+pub(crate) fn embed(weights: &Weights, tokens: &[u32], scratch: &mut Scratch) -> Vec<f32> {
+    let width = weights.config.width;
+    let mut x = scratch.take(tokens.len() * width);
+    for (token, row) in tokens.iter().zip(x.chunks_exact_mut(width)) {
+        weights.embed.read_row(*token as usize, row);
+    }
+    x
+}
+
+/// One layer forward: takes its input, gives its output and what its gradient needs.
+pub(crate) fn layer_forward(
+    net: &Net<'_>,
+    layer: usize,
+    packed: &Packed,
+    input: Vec<f32>,
+    scratch: &mut Scratch,
+) -> (Vec<f32>, Saved) {
+    let config = &net.weights.config;
+    let weights = &net.weights.layers[layer];
+    let (n, width, half) = (packed.rows(), config.width, config.head_dim / 2);
+    let linear = |projection, x: &[f32], scratch: &mut Scratch| {
+        let linear = net.projection(layer, projection);
+        let mut y = scratch.take(n * linear.weight.rows());
+        linear.forward(x, n, &mut y);
+        y
+    };
+
+    let mut attention_in = scratch.take(n * width);
+    rms_norm(
+        &input,
+        &weights.attention_norm,
+        config.norm_eps,
+        &mut attention_in,
+    );
+    let raw_q = linear(Projection::Q, &attention_in, scratch);
+    let raw_k = linear(Projection::K, &attention_in, scratch);
+    let v = linear(Projection::V, &attention_in, scratch);
+    let (mut q, mut k) = (scratch.copy(&raw_q), scratch.copy(&raw_k));
+    if let Some(norms) = &weights.head_norms {
+        rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
+        rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
+    }
+    packed.rotation.apply(&mut q, config.heads, half);
+    packed.rotation.apply(&mut k, config.kv_heads, half);
+
+    let mut attended = scratch.take(n * config.q_width());
+    let heads = Heads {
+        q: &q,
+        k: &k,
+        v: &v,
+    };
+    attention::forward(config, &packed.spans, heads, &mut attended, scratch);
+    let mut middle = linear(Projection::O, &attended, scratch);
+    add(&mut middle, &input);
+
+    let mut mlp_in = scratch.take(n * width);
+    rms_norm(&middle, &weights.mlp_norm, config.norm_eps, &mut mlp_in);
+    let gate = linear(Projection::Gate, &mlp_in, scratch);
+    let up = linear(Projection::Up, &mlp_in, scratch);
+    let active = activate(&gate, &up, scratch);
+    let mut output = linear(Projection::Down, &active, scratch);
+    scratch.give(active);
+    add(&mut output, &middle);
+    let saved = Saved {
+        input,
+        attention_in,
+        raw_q,
+        raw_k,
+        q,
+        k,
+        v,
+        attended,
+        middle,
+        mlp_in,
+        gate,
+        up,
+    };
+    (output, saved)
+}
+
+/// One layer backward: turns the gradient of its output into that of its input, in place.
+///
+/// `below` says whether anything below the layer wants the gradient.
+pub(crate) fn layer_backward(
+    net: &Net<'_>,
+    layer: usize,
+    packed: &Packed,
+    saved: Saved,
+    gradient: &mut [f32],
+    gradients: &mut Gradients,
+    below: bool,
+    scratch: &mut Scratch,
+) {
+    let config = &net.weights.config;
+    let weights = &net.weights.layers[layer];
+    let (n, half, eps) = (packed.rows(), config.head_dim / 2, config.norm_eps);
+    let slots = &mut gradients.layers[layer];
+    let mut rest = gradients.rest.as_mut().map(|rest| &mut rest.layers[layer]);
+    let mut back = |projection: Projection, x: &[f32], dy: &[f32], dx: Option<&mut [f32]>| {
+        net.projection(layer, projection)
+            .backward(x, dy, n, dx, &mut slots[projection as usize]);
+    };
+
+    let mut dgate = scratch.zeros(n * config.mlp);
+    let active = activate(&saved.gate, &saved.up, scratch);
+    back(Projection::Down, &active, gradient, Some(&mut dgate));
+    let mut dup = active;
+    activate_back(&saved.gate, &saved.up, &mut dgate, &mut dup);
+    let mut dmlp = scratch.zeros(n * config.width);
+    back(Projection::Gate, &saved.mlp_in, &dgate, Some(&mut dmlp));
+    back(Projection::Up, &saved.mlp_in, &dup, Some(&mut dmlp));
+    let dweight = rest.as_mut().map(|rest| &mut rest.mlp_norm[..]);
+    rms_norm_back(
+        &saved.middle,
+        &weights.mlp_norm,
+        eps,
+        &dmlp,
+        gradient,
+        dweight,
+    );
+
+    let mut dattended = scratch.zeros(n * config.q_width());
+    back(
+        Projection::O,
+        &saved.attended,
+        gradient,
+        Some(&mut dattended),
+    );
+    let mut dq = scratch.take(n * config.q_width());
+    let mut dk = scratch.zeros(n * config.kv_width());
+    let mut dv = scratch.zeros(n * config.kv_width());
+    let heads = Heads {
+        q: &saved.q,
+        k: &saved.k,
+        v: &saved.v,
+    };
+    let head_gradients = HeadGradients {
+        q: &mut dq,
+        k: &mut dk,
+        v: &mut dv,
+    };
+    attention::backward(
+        config,
+        &packed.spans,
+        heads,
+        &dattended,
+        head_gradients,
+        scratch,
+    );
+    packed.rotation.undo(&mut dq, config.heads, half);
+    packed.rotation.undo(&mut dk, config.kv_heads, half);
+    if let Some(norms) = &weights.head_norms {
+        let (mut raw_dq, mut raw_dk) = (scratch.zeros(dq.len()), scratch.zeros(dk.len()));
+        let dweight = rest.as_mut().map(|rest| &mut rest.q_norm[..]);
+        rms_norm_back(&saved.raw_q, &norms.q, eps, &dq, &mut raw_dq, dweight);
+        let dweight = rest.as_mut().map(|rest| &mut rest.k_norm[..]);
+        rms_norm_back(&saved.raw_k, &norms.k, eps, &dk, &mut raw_dk, dweight);
+        scratch.give(std::mem::replace(&mut dq, raw_dq));
+        scratch.give(std::mem::replace(&mut dk, raw_dk));
+    }
+
+    let mut dinput = dmlp;
+    dinput.fill(0.0);
+    for (projection, dy) in [
+        (Projection::Q, &dq),
+        (Projection::K, &dk),
+        (Projection::V, &dv),
+    ] {
+        back(
+            projection,
+            &saved.attention_in,
+            dy,
+            below.then_some(&mut dinput[..]),
+        );
+    }
+    if below {
+        let dweight = rest.as_mut().map(|rest| &mut rest.attention_norm[..]);
+        rms_norm_back(
+            &saved.input,
+            &weights.attention_norm,
+            eps,
+            &dinput,
+            gradient,
+            dweight,
+        );
+    }
+    for buffer in [dgate, dup, dattended, dq, dk, dv, dinput] {
+        scratch.give(buffer);
+    }
+    saved.recycle(scratch);
+}
+
+/// `silu(gate) * up`.
+fn activate(gate: &[f32], up: &[f32], scratch: &mut Scratch) -> Vec<f32> {
+    let mut out = scratch.take(gate.len());
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        *out = silu(*gate) * up;
+    }
+    out
+}
+
+/// Turns the gradient of [`activate`], in `dgate`, into those of gate and up.
+fn activate_back(gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
+    for (((gate, up), dgate), dup) in gate.iter().zip(up).zip(dgate).zip(dup) {
+        let sigmoid = 1.0 / (1.0 + exp(-gate));
+        *dup = *dgate * gate * sigmoid;
+        *dgate *= up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
+    }
+}
