@@ -226,7 +226,7 @@ fn gradients_gather_across_calls_and_a_restored_trainer_goes_on_exactly() {
         ..AdamParams::default()
     };
     let mut trainer = Trainer::new(&base, LoraSpec::new(2, 4)).unwrap();
-    let mut step = |trainer: &mut Trainer| {
+    let step = |trainer: &mut Trainer| {
         for datum in &data {
             trainer
                 .forward_backward(std::slice::from_ref(datum), &Loss::CrossEntropy)
