@@ -2,11 +2,19 @@
 
 #[cfg(feature = "zstd")]
 pub(crate) mod compress;
+pub(crate) mod dialect;
+pub(crate) mod forward_backward;
+pub(crate) mod handle;
 mod le;
+pub(crate) mod output;
 pub(crate) mod proto;
 pub(crate) mod query;
 pub(crate) mod reply;
+pub(crate) mod request;
 pub(crate) mod route;
+pub(crate) mod sample;
+mod sink;
+mod tensor;
 
 #[cfg(test)]
 mod conformance;

@@ -127,17 +127,6 @@ pub(crate) struct CreateCustomLossReply {
     pub(crate) tag: tag::CreateCustomLoss,
 }
 
-/// The result of `save_weights_for_sampler`: a path if it was named, else a sampling session.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SaveWeightsForSamplerReply {
-    #[serde(default)]
-    pub(crate) path: Option<String>,
-    #[serde(default)]
-    pub(crate) sampling_session_id: Option<String>,
-    #[serde(default, rename = "type")]
-    pub(crate) kind: Option<String>,
-}
-
 /// The answer to `create_sampling_session`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CreateSamplingSessionReply {
