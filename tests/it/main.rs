@@ -1,5 +1,7 @@
 //! The one integration crate: a module per feature.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop there")]
+
 mod cli;
 mod loss;
 mod server;
