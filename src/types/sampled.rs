@@ -398,6 +398,9 @@ mod float_list {
 mod topk_lists {
     use super::*;
 
+    /// How many cells the matrix may have for each position and cell that was sent.
+    const LARGEST_GROWTH: usize = 64;
+
     pub(super) fn serialize<S: Serializer>(
         topk: &Option<TopkLogprobs>,
         serializer: S,
@@ -422,11 +425,14 @@ mod topk_lists {
         let Some(lists) = lists else {
             return Ok(None);
         };
-        // A matrix is as wide as its widest row: refuse one long row among many short ones,
-        // which would take far more memory than its text.
-        const LARGEST_K: usize = 1 << 16;
-        if lists.iter().flatten().any(|list| list.len() > LARGEST_K) {
-            return Err(D::Error::custom("more than 65536 tokens at one position"));
+        // The matrix is as wide as its widest row: one long row among many short ones would
+        // take far more memory than its text.
+        let widest = lists.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let listed: usize = lists.iter().flatten().map(Vec::len).sum();
+        if lists.len().saturating_mul(widest) > LARGEST_GROWTH * (lists.len() + listed) {
+            return Err(D::Error::custom(
+                "the lists of likeliest tokens differ too much in length",
+            ));
         }
         Ok(Some(TopkLogprobs::from_lists(&lists)))
     }

@@ -143,13 +143,26 @@ impl LossFn {
 }
 
 /// A setting of a loss function: a number or a text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum LossConfigValue {
     /// A number.
     Number(f64),
     /// A text.
     Text(String),
+}
+
+/// Refuses NaN and infinities, which JSON has no form for; protobuf requests carry them.
+impl Serialize for LossConfigValue {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(number) if number.is_finite() => serializer.serialize_f64(*number),
+            Self::Number(number) => Err(serde::ser::Error::custom(format_args!(
+                "{number} cannot be written as JSON; must be finite"
+            ))),
+            Self::Text(text) => serializer.serialize_str(text),
+        }
+    }
 }
 
 impl From<f64> for LossConfigValue {

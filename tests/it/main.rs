@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop there")]
 
 mod cli;
+mod golden_index;
+mod golden_types;
+mod hostile_values;
 mod loss;
 mod server;
 mod support;
