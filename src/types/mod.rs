@@ -34,9 +34,6 @@ mod sampling;
 mod server_config;
 pub mod telemetry;
 mod tensor;
-#[cfg(feature = "ndarray")]
-mod tensor_ndarray;
-mod tensor_serde;
 mod time;
 mod training;
 

@@ -6,8 +6,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-use super::tensor::Brief;
-use super::tensor_serde::{Floats, Numbers};
+use super::tensor::{Brief, Floats, Numbers};
 use super::{SequenceId, TensorData, Tokens};
 use crate::{Error, Result};
 

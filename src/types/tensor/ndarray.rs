@@ -1,8 +1,8 @@
 //! Conversions between tensors and `ndarray` arrays (feature `ndarray`).
 
-use ndarray::{Array, ArrayD, ArrayViewD, Dimension, IxDyn};
+use ::ndarray::{Array, ArrayD, ArrayViewD, Dimension, IxDyn};
 
-use super::tensor::{TensorData, TensorValues};
+use super::{TensorData, TensorValues};
 use crate::{Error, Result};
 
 impl TensorData {

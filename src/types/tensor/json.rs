@@ -6,7 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, SeqAccess, Visitor};
 use serde::ser::{Error as _, Serialize, SerializeStruct, Serializer};
 use serde_json::Value;
 
-use super::tensor::{Dtype, TensorData, TensorValues};
+use super::{Dtype, TensorData, TensorValues};
 use crate::{Error, Result};
 
 impl TensorData {
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for TensorData {
 }
 
 /// 32-bit floats written with the digits of their 64-bit value, as Python writes them.
-pub(super) struct Floats<'a>(pub(super) &'a [f32]);
+pub(crate) struct Floats<'a>(pub(crate) &'a [f32]);
 
 impl Serialize for Floats<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -145,7 +145,7 @@ impl Serialize for Floats<'_> {
 }
 
 /// A list of JSON numbers: integers stay exact unless a float is among them.
-pub(super) enum Numbers {
+pub(crate) enum Numbers {
     Ints(Vec<i64>),
     Floats(Vec<f64>),
 }
@@ -173,7 +173,7 @@ impl Numbers {
         }
     }
 
-    pub(super) fn into_f32(self) -> Vec<f32> {
+    pub(crate) fn into_f32(self) -> Vec<f32> {
         match self {
             Self::Ints(values) => values.into_iter().map(|value| value as f32).collect(),
             Self::Floats(values) => values.into_iter().map(|value| value as f32).collect(),
