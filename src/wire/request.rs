@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::types::{
-    AdamParams, CustomLossGraph, CustomLossInput, LoraConfig, ModelInput, OptimizerConfig,
-    OptimizerParams, SampleOptions, SamplingParams, TensorData,
+    AdamParams, CustomLossGraph, CustomLossInput, FinishReason, LoraConfig, ModelInput,
+    OptimizerConfig, OptimizerParams, SampleOptions, SamplingParams, TensorData,
 };
 
 /// Writes a request's body: compact JSON, floats always as floats.
@@ -68,17 +68,25 @@ pub(crate) struct SessionHeartbeatRequest<'a> {
 /// The body of `sessions/{id}/finish`; `detail` is written even when absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FinishSessionRequest<'a> {
-    pub(crate) reason: FinishReason,
+    reason: FinishTag,
     pub(crate) detail: Option<Cow<'a, str>>,
 }
 
-/// How a session ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum FinishReason {
-    Success,
-    Errored,
-    Interrupted,
+/// The reason is an object on the wire: `{"type": "success"}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct FinishTag {
+    r#type: FinishReason,
+}
+
+impl<'a> FinishSessionRequest<'a> {
+    pub(crate) fn new(reason: FinishReason, detail: Option<Cow<'a, str>>) -> Self {
+        let reason = FinishTag { r#type: reason };
+        Self { reason, detail }
+    }
+
+    pub(crate) fn reason(&self) -> &FinishReason {
+        &self.reason.r#type
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
