@@ -33,3 +33,7 @@ pub use types::{
     AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleOptions,
     SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
 };
+
+#[cfg(test)]
+#[path = "../tests/it/support/scripted.rs"]
+mod scripted;

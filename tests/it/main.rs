@@ -7,5 +7,6 @@ mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
+mod config;
 mod server;
 mod support;

@@ -1,3 +1,4 @@
 //! What the features' tests share.
 
 pub(crate) mod http;
+pub(crate) mod scripted;
