@@ -25,16 +25,18 @@
 //! `TINKER_FEATURE_GATES` is accepted and has no effect, as in the reference SDK.
 
 mod credentials;
+mod env;
 mod secret;
+mod url;
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::error::{Context, Error, Result};
+use self::url::{host_of, normal_url};
+use crate::error::Result;
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
 pub use secret::Secret;
@@ -196,52 +198,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when a variable is not valid Unicode.
+    /// [`Error::Config`](crate::Error::Config) when a variable is not valid Unicode.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(|name| std::env::var_os(name))
-    }
-
-    pub(crate) fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let raw = |name: &str| match lookup(name).map(OsString::into_string) {
-            Some(Err(_)) => Err(Error::Config(Context::new(format!(
-                "the environment variable {name} is not valid Unicode: set it again or unset it"
-            )))),
-            Some(Ok(text)) => Ok(Some(text)),
-            None => Ok(None),
-        };
-        let text = |name: &str| Ok::<_, Error>(raw(name)?.filter(|text| !text.is_empty()));
-        let secret = |name: &str| Ok::<_, Error>(text(name)?.map(Secret::from));
-        let proxy = |upper: &str| match secret(upper)? {
-            None => secret(&upper.to_ascii_lowercase()),
-            found => Ok(found),
-        };
-        let all = proxy("ALL_PROXY")?;
-        let home = lookup("HOME")
-            .or_else(|| lookup("USERPROFILE"))
-            .filter(|home| !home.is_empty());
-        Ok(Self {
-            base_url: text("TINKER_BASE_URL")?,
-            api_key: secret("TINKER_API_KEY")?,
-            credential_command: secret("TINKER_CREDENTIAL_CMD")?,
-            credentials_path: home.map(|home| PathBuf::from(home).join(".tinker/credentials.json")),
-            project_id: text("TINKER_PROJECT_ID")?,
-            // A variable that is set but empty means one empty tag, as in the reference.
-            tags: raw("TINKER_TAGS")?.map_or_else(Vec::new, |tags| split_tags(&tags)),
-            cloudflare_id: secret("CLOUDFLARE_ACCESS_CLIENT_ID")?,
-            cloudflare_secret: secret("CLOUDFLARE_ACCESS_CLIENT_SECRET")?,
-            proxies: Proxies::Environment {
-                http: proxy("HTTP_PROXY")?.or_else(|| all.clone()),
-                https: proxy("HTTPS_PROXY")?.or(all),
-                except: proxy("NO_PROXY")?.map_or_else(Vec::new, |list| split_list(list.expose())),
-            },
-            telemetry: raw("TINKER_TELEMETRY")?.is_none_or(|value| is_on(&value)),
-            log_level: text("TINKER_LOG")?.and_then(|level| match level.as_str() {
-                "debug" => Some(log::LevelFilter::Debug),
-                "info" => Some(log::LevelFilter::Info),
-                _ => None,
-            }),
-            ..Self::default()
-        })
     }
 
     /// The service's URL; trailing slashes do not matter. Default: [`DEFAULT_BASE_URL`].
@@ -413,7 +372,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when it is not an `http` or `https` URL with a host.
+    /// [`Error::Config`](crate::Error::Config) when it is not an `http` or `https` URL with a host.
     pub fn base_url(&self) -> Result<String> {
         normal_url(self.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))
     }
@@ -441,78 +400,6 @@ fn replace(slot: &mut Option<String>, text: String) {
     if !text.is_empty() {
         *slot = Some(text);
     }
-}
-
-fn split_tags(tags: &str) -> Vec<String> {
-    let mut kept: Vec<String> = Vec::new();
-    for tag in tags.split(',') {
-        if !kept.iter().any(|known| known == tag) {
-            kept.push(tag.to_owned());
-        }
-    }
-    kept
-}
-
-fn split_list(list: &str) -> Vec<String> {
-    list.split(',')
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty())
-        .map(str::to_owned)
-        .collect()
-}
-
-fn is_on(value: &str) -> bool {
-    ["1", "true", "yes", "on"]
-        .iter()
-        .any(|on| value.eq_ignore_ascii_case(on))
-}
-
-/// Host and port of a URL, without user information.
-fn host_of(url: &str) -> Option<&str> {
-    let rest = url.split_once("://")?.1;
-    let authority = rest.split(['/', '?', '#']).next()?;
-    Some(
-        authority
-            .rsplit_once('@')
-            .map_or(authority, |(_, host)| host),
-    )
-}
-
-fn normal_url(url: &str) -> Result<String> {
-    let refuse = |problem: &str| {
-        // The URL may carry a password, so only its host is shown.
-        let shown = host_of(url).filter(|_| url.contains('@')).unwrap_or(url);
-        Err(Error::Config(Context::new(format!(
-            "the base URL `{shown}` {problem}; give one such as {DEFAULT_BASE_URL} or http://127.0.0.1:8000"
-        ))))
-    };
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return refuse("has no scheme (http:// or https://)");
-    };
-    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
-        return refuse("is neither http nor https");
-    }
-    if rest.contains(['?', '#']) {
-        return refuse("must not have a query or a fragment");
-    }
-    if rest.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return refuse("contains white space");
-    }
-    let authority = rest.split('/').next().unwrap_or_default();
-    if authority.contains('@') {
-        return refuse("must not carry a user or password; set the API key instead");
-    }
-    let (host, port) = match authority.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (authority, None),
-    };
-    if host.is_empty() {
-        return refuse("has no host");
-    }
-    if port.is_some_and(|port| port.parse::<u16>().is_err()) {
-        return refuse("has a port that is not a number up to 65535");
-    }
-    Ok(url.trim_end_matches('/').to_owned())
 }
 
 #[cfg(test)]

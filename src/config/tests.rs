@@ -1,8 +1,10 @@
 use std::collections::HashMap;
+use std::ffi::OsString;
 
 use serde_json::Value;
 
 use super::*;
+use crate::error::Error;
 
 fn from_pairs(pairs: &[(&str, &str)]) -> Config {
     let pairs: HashMap<_, _> = pairs.iter().copied().collect();

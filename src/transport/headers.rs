@@ -51,11 +51,11 @@ impl Defaults {
         ];
         for (name, value) in cloudflare {
             if let Some(value) = value {
-                insert(&mut headers, name, value).map_err(refused)?;
+                insert(&mut headers, name, value.expose()).map_err(refused)?;
             }
         }
         for (name, value) in &config.headers {
-            insert(&mut headers, name, value).map_err(refused)?;
+            insert(&mut headers, name, value.expose()).map_err(refused)?;
         }
         Ok(Self { headers })
     }
@@ -104,7 +104,7 @@ impl Defaults {
             set(&mut headers, "x-stainless-read-timeout", &seconds)?;
         }
         if let Auth::Key(key) = request.auth {
-            insert(&mut headers, "X-API-Key", key).map_err(bad_header)?;
+            set(&mut headers, "X-API-Key", key.expose())?;
         }
         Ok(headers)
     }
@@ -128,10 +128,10 @@ pub(super) fn secrets(config: &Config) -> Vec<Secret> {
         .collect()
 }
 
-fn insert(headers: &mut HeaderMap, name: &str, value: &Secret) -> Result<(), String> {
+fn insert(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), String> {
     let parsed = HeaderName::from_bytes(name.as_bytes())
         .map_err(|_| format!("`{name}` is not a header name: letters, digits and `-` are"))?;
-    let mut value = HeaderValue::from_str(value.expose())
+    let mut value = HeaderValue::from_str(value)
         .map_err(|_| format!("the value of `{name}` has characters a header cannot carry"))?;
     value.set_sensitive(true);
     headers.insert(parsed, value);
@@ -139,11 +139,7 @@ fn insert(headers: &mut HeaderMap, name: &str, value: &Secret) -> Result<(), Str
 }
 
 fn set(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), Fault> {
-    insert(headers, name, &Secret::from(value)).map_err(bad_header)
-}
-
-fn bad_header(problem: String) -> Fault {
-    Fault::new(FaultKind::Request, problem)
+    insert(headers, name, value).map_err(|problem| Fault::new(FaultKind::Request, problem))
 }
 
 fn refused(problem: String) -> Error {

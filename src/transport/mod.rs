@@ -9,6 +9,7 @@
 
 mod agent;
 pub(crate) mod auth;
+mod body;
 mod download;
 mod fault;
 mod headers;
@@ -16,17 +17,15 @@ mod redirect;
 mod request;
 pub(crate) mod retry;
 
-use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ureq::SendBody;
-use ureq::http::{self, HeaderMap, HeaderValue};
-use ureq::unversioned::multipart::{Form, Part as FormPart};
+use ureq::http::{self, HeaderMap};
 
 use self::agent::Agents;
+use self::body::Content;
 use self::fault::Phase;
 use self::redirect::Step;
 use crate::config::{Config, Secret};
@@ -38,6 +37,7 @@ pub(crate) use self::download::Download;
 pub(crate) use self::fault::{Fault, FaultKind};
 #[allow(unused_imports, reason = "until the clients land")]
 pub(crate) use self::headers::new_idempotency_key;
+#[allow(unused_imports, reason = "until the clients land")]
 pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
 pub(crate) use crate::wire::PROTOCOL_VERSION;
 
@@ -120,6 +120,10 @@ impl Transport {
             reader
                 .read_to_end(&mut buffer)
                 .map_err(|error| Fault::from_io(error, Phase::Body))?;
+            // Without a length, a body cut off by stopping looks whole.
+            if head.is_unframed() && self.inner.agents.is_stopped(request.pool) {
+                return Err(Fault::new(FaultKind::Stopped, "the client stopped"));
+            }
             self.accept(request, head, buffer)
         });
         self.settle(request, outcome, |response| response.status())
@@ -287,7 +291,8 @@ impl Transport {
             .sent
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !key.expose().is_empty() && !sent.contains(key) {
+        // A key of a few letters is no secret, and hiding it would garble ordinary words.
+        if key.expose().len() >= 6 && !sent.contains(key) {
             // Tokens change hourly; a handful of old ones is enough.
             if sent.len() >= 16 {
                 sent.remove(0);
@@ -296,7 +301,7 @@ impl Transport {
         }
     }
 
-    /// One hop.
+    /// One hop: the request as ureq wants it, its limits, and the beginning of the answer.
     fn send(
         &self,
         request: &Request<'_>,
@@ -305,102 +310,38 @@ impl Transport {
         mut headers: HeaderMap,
         body: &Body<'_>,
     ) -> Result<(Head, ureq::Body), Fault> {
-        let run = |headers: HeaderMap, body: SendBody<'_>| {
-            let mut outgoing = http::Request::builder()
-                .method(method.as_str())
-                .uri(url)
-                .body(body)
-                .map_err(|error| Fault::from_ureq(ureq::Error::Http(error), Phase::Head))?;
-            *outgoing.headers_mut() = headers;
-            let agents = &self.inner.agents;
-            let agent = agents.agent(request.pool);
-            let read = self.read_timeout(request);
-            let configured = agent
-                .configure_request(outgoing)
-                .proxy(agents.proxy_for(url))
-                .max_idle_age(agents.usable_age(request.pool))
-                .timeout_connect(request.connect_timeout.or(self.inner.connect_timeout))
-                .timeout_recv_response(read)
-                .timeout_per_read(read)
-                .timeout_per_write(read)
-                .build();
-            agent
-                .run(configured)
-                .map_err(|error| Fault::from_ureq(error, Phase::Head))
-        };
-        let answer = match body {
-            // Without a length some servers wait for a body that never comes.
-            Body::Empty if matches!(method, Method::Post | Method::Put) => {
-                run(headers, bytes(&mut (&[] as &[u8])))
-            }
-            Body::Empty => run(headers, SendBody::none()),
-            Body::Json(content) | Body::Proto { bytes: content, .. } => {
-                run(headers, bytes(&mut &**content))
-            }
-            Body::Raw { source, .. } => match source {
-                Source::Bytes(content) => run(headers, bytes(&mut &**content)),
-                Source::File(path) => {
-                    let mut file = open_file(path)?;
-                    run(headers, file_body(&mut file))
-                }
-            },
-            Body::Multipart(parts) => {
-                let mut form = form(parts)?;
-                let kind = format!("multipart/form-data; boundary={}", form.boundary());
-                let kind = HeaderValue::from_str(&kind).expect("a boundary is plain ASCII");
-                headers.insert(http::header::CONTENT_TYPE, kind);
-                run(headers, as_body(&mut form))
-            }
-        }?;
-        let (parts, body) = answer.into_parts();
+        let mut content = Content::new(method, body)?;
+        if let Some(kind) = content.content_type() {
+            headers.insert(http::header::CONTENT_TYPE, kind);
+        }
+        let mut outgoing = http::Request::builder()
+            .method(method.as_str())
+            .uri(url)
+            .body(content.as_send_body())
+            .map_err(|error| Fault::from_ureq(ureq::Error::Http(error), Phase::Head))?;
+        *outgoing.headers_mut() = headers;
+        let agents = &self.inner.agents;
+        let agent = agents.agent(request.pool);
+        let read = self.read_timeout(request);
+        let configured = agent
+            .configure_request(outgoing)
+            .proxy(agents.proxy_for(url))
+            .max_idle_age(agents.usable_age(request.pool))
+            .timeout_connect(request.connect_timeout.or(self.inner.connect_timeout))
+            .timeout_recv_response(read)
+            .timeout_per_read(read)
+            .timeout_per_write(read)
+            .build();
+        let (parts, body) = agent
+            .run(configured)
+            .map_err(|error| Fault::from_ureq(error, Phase::Head))?
+            .into_parts();
         let head = Head {
             status: parts.status.as_u16(),
             headers: parts.headers,
         };
         Ok((head, body))
     }
-}
-
-fn as_body<T: ureq::AsSendBody>(content: &mut T) -> SendBody<'_> {
-    content.as_body()
-}
-
-fn bytes<'a>(content: &'a mut &'a [u8]) -> SendBody<'a> {
-    as_body(content)
-}
-
-fn file_body(file: &mut File) -> SendBody<'_> {
-    as_body(file)
-}
-
-fn open_file(path: &std::path::Path) -> Result<File, Fault> {
-    File::open(path).map_err(|error| {
-        let message = format!("{} cannot be read", path.display());
-        Fault::caused(FaultKind::Request, message, error)
-    })
-}
-
-fn form<'a>(parts: &'a [Part<'a>]) -> Result<Form<'a>, Fault> {
-    let mut form = Form::new();
-    for part in parts {
-        let mut field = match part.source {
-            Source::Bytes(content) => FormPart::bytes(content),
-            Source::File(path) => FormPart::file(path).map_err(|error| {
-                let message = format!("{} cannot be read", path.display());
-                Fault::caused(FaultKind::Request, message, error)
-            })?,
-        };
-        if let Some(name) = part.file_name {
-            field = field.file_name(name);
-        }
-        if let Some(kind) = part.content_type {
-            field = field
-                .mime_str(kind)
-                .map_err(|error| Fault::from_ureq(error, Phase::Head))?;
-        }
-        form = form.part(part.name, field);
-    }
-    Ok(form)
 }
 
 #[cfg(test)]

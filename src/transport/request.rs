@@ -218,6 +218,12 @@ impl Head {
         (200..300).contains(&self.status)
     }
 
+    /// Whether only the end of the connection ends the body.
+    pub(super) fn is_unframed(&self) -> bool {
+        !self.headers.contains_key("content-length")
+            && !self.headers.contains_key("transfer-encoding")
+    }
+
     /// The media type without its parameters: `application/x-protobuf`.
     pub(crate) fn content_type(&self) -> &str {
         let value = self.header("content-type").unwrap_or_default();

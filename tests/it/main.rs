@@ -1,12 +1,15 @@
 //! The one integration crate: a module per feature.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop there")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should stop there"
+)]
 
 mod cli;
+mod config;
 mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
-mod config;
 mod server;
 mod support;

@@ -20,7 +20,7 @@ pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is an answer: use it.
+    /// It succeeded.
     Done,
     /// Wait this long, then try again.
     Retry(Duration),
@@ -38,7 +38,7 @@ pub(crate) fn http_verdict(
     chance: f64,
 ) -> Verdict {
     let (again, wish) = match outcome {
-        Ok(response) if response.status() < 400 => return Verdict::Done,
+        Ok(response) if response.is_success() => return Verdict::Done,
         Ok(response) => (
             should_retry(&response.head),
             server_delay(&response.head, now),

@@ -109,6 +109,12 @@ fn statuses_and_the_servers_word_decide_as_in_the_reference() {
     }
     let fine = Ok(response(200, &json!({}), ""));
     assert_eq!(http_verdict(&fine, 0, 0, UNIX_EPOCH, 0.0), Verdict::Done);
+    // A redirect that was not followed is no success.
+    let elsewhere = Ok(response(307, &json!({}), ""));
+    assert_eq!(
+        http_verdict(&elsewhere, 0, 10, UNIX_EPOCH, 0.0),
+        Verdict::Fail
+    );
 }
 
 #[test]

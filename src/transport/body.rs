@@ -1,0 +1,81 @@
+//! Bodies as ureq sends them.
+
+use std::fs::File;
+use std::path::Path;
+
+use ureq::http::HeaderValue;
+use ureq::unversioned::multipart::{Form, Part as FormPart};
+use ureq::{AsSendBody, SendBody};
+
+use super::fault::{Fault, FaultKind, Phase};
+use super::request::{Body, Part, Source};
+use crate::wire::route::Method;
+
+/// A body opened for one attempt.
+pub(super) enum Content<'a> {
+    Nothing(()),
+    Bytes(&'a [u8]),
+    File(File),
+    Form(Form<'a>),
+}
+
+impl<'a> Content<'a> {
+    pub(super) fn new(method: Method, body: &Body<'a>) -> Result<Self, Fault> {
+        Ok(match *body {
+            // Without a length some servers wait for a body that never comes.
+            Body::Empty if matches!(method, Method::Post | Method::Put) => Self::Bytes(&[]),
+            Body::Empty => Self::Nothing(()),
+            Body::Json(bytes) | Body::Proto { bytes, .. } => Self::Bytes(bytes),
+            Body::Raw { source, .. } => match source {
+                Source::Bytes(bytes) => Self::Bytes(bytes),
+                Source::File(path) => {
+                    Self::File(File::open(path).map_err(|error| unreadable(path, error))?)
+                }
+            },
+            Body::Multipart(parts) => Self::Form(form(parts)?),
+        })
+    }
+
+    /// What only the opened body knows: a form's boundary.
+    pub(super) fn content_type(&self) -> Option<HeaderValue> {
+        let Self::Form(form) = self else {
+            return None;
+        };
+        let kind = format!("multipart/form-data; boundary={}", form.boundary());
+        Some(HeaderValue::from_str(&kind).expect("a boundary is plain ASCII"))
+    }
+
+    pub(super) fn as_send_body(&mut self) -> SendBody<'_> {
+        match self {
+            Self::Nothing(unit) => unit.as_body(),
+            Self::Bytes(bytes) => bytes.as_body(),
+            Self::File(file) => file.as_body(),
+            Self::Form(form) => form.as_body(),
+        }
+    }
+}
+
+fn form<'a>(parts: &'a [Part<'a>]) -> Result<Form<'a>, Fault> {
+    let mut form = Form::new();
+    for part in parts {
+        let mut field = match part.source {
+            Source::Bytes(bytes) => FormPart::bytes(bytes),
+            Source::File(path) => FormPart::file(path).map_err(|error| unreadable(path, error))?,
+        };
+        if let Some(name) = part.file_name {
+            field = field.file_name(name);
+        }
+        if let Some(kind) = part.content_type {
+            field = field
+                .mime_str(kind)
+                .map_err(|error| Fault::from_ureq(error, Phase::Head))?;
+        }
+        form = form.part(part.name, field);
+    }
+    Ok(form)
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> Fault {
+    let message = format!("{} cannot be read", path.display());
+    Fault::caused(FaultKind::Request, message, error)
+}
