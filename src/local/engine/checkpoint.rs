@@ -134,11 +134,11 @@ pub(super) fn write_failed(error: safetensors::SafeTensorError) -> Error {
     Error::Internal(Context::caused("cannot write the checkpoint", error))
 }
 
-fn damaged(error: safetensors::SafeTensorError) -> Error {
+pub(super) fn damaged(error: safetensors::SafeTensorError) -> Error {
     Error::invalid("checkpoint", format!("is damaged: {error}"))
 }
 
-fn read_floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
+pub(super) fn read_floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
     let tensor = file.tensor(name).map_err(damaged)?;
     if tensor.dtype() != Dtype::F32 {
         return Err(Error::invalid(

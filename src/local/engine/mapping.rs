@@ -13,7 +13,13 @@ use crate::error::{Context, Error, Result};
 
 /// A read-only file in memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Mapping(Arc<memmap2::Mmap>);
+pub(crate) struct Mapping(Bytes);
+
+#[derive(Debug, Clone)]
+enum Bytes {
+    File(Arc<memmap2::Mmap>),
+    Embedded(&'static [u8]),
+}
 
 impl Mapping {
     /// Maps a whole file.
@@ -33,12 +39,20 @@ impl Mapping {
         // one hazard is another process truncating the file meanwhile, which `tinker serve`
         // documents: weight folders must not change while they are served.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
-        Ok(Self(Arc::new(map)))
+        Ok(Self(Bytes::File(Arc::new(map))))
+    }
+
+    /// A file that is part of the program.
+    pub(crate) fn embedded(bytes: &'static [u8]) -> Self {
+        Self(Bytes::Embedded(bytes))
     }
 
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Bytes::File(map) => map,
+            Bytes::Embedded(bytes) => bytes,
+        }
     }
 
     /// A part of the file that keeps the whole mapping alive.
@@ -48,7 +62,7 @@ impl Mapping {
     /// If the range lies outside the file.
     pub(crate) fn section(&self, range: Range<usize>) -> Section {
         assert!(
-            range.start <= range.end && range.end <= self.0.len(),
+            range.start <= range.end && range.end <= self.bytes().len(),
             "section outside the file"
         );
         Section {

@@ -27,6 +27,7 @@ mod attention;
 mod checkpoint;
 mod config;
 mod decode;
+mod folder;
 mod gemm;
 mod head;
 mod linear;
@@ -38,6 +39,7 @@ mod model;
 mod ops;
 mod optim;
 mod pass;
+mod peft;
 mod pick;
 mod rng;
 mod sample;
@@ -50,10 +52,13 @@ pub(crate) use lora::{ALPHA, Adapter, LoraSpec};
 pub(crate) use loss::{Clip, Loss};
 pub(crate) use model::Base;
 pub(crate) use optim::{AdamParams, StepMetrics};
+pub(crate) use peft::PeftFiles;
 pub(crate) use sample::{
     Hooks, PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason, sample,
 };
 pub(crate) use train::{Datum, DatumOutput, LossInputs, LossOutput, Trainer, check, forward};
 
+#[cfg(test)]
+mod fixtures;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
 //! AdamW, step for step as PyTorch computes it.
 
-use super::lora::Adapter;
 use crate::error::{Error, Result};
 
 /// Settings of one step; the defaults are the service's.
@@ -79,14 +78,14 @@ impl AdamParams {
 }
 
 impl AdamState {
-    /// One step along `gradient`, which is clipped in place if asked.
+    /// Moves `weights` one step along `gradient`, which is clipped in place if asked.
     ///
     /// # Errors
     ///
     /// If a setting or the gradient is not usable; nothing is changed then.
     pub(crate) fn step(
         &mut self,
-        adapter: &mut Adapter,
+        weights: &mut [f32],
         gradient: &mut [f32],
         params: &AdamParams,
     ) -> Result<StepMetrics> {
@@ -105,7 +104,7 @@ impl AdamState {
         self.mean.resize(gradient.len(), 0.0);
         self.square.resize(gradient.len(), 0.0);
         self.step += 1;
-        let update = update(self, adapter.params_mut(), gradient, params);
+        let update = update(self, weights, gradient, params);
         Ok(StepMetrics {
             grad_norm,
             update_norm: update.sqrt(),

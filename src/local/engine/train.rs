@@ -129,7 +129,7 @@ impl Trainer {
         let mut gradient = std::mem::take(&mut self.gradient);
         gradient.resize(self.adapter.params().len(), 0.0);
         let adapter = Arc::make_mut(&mut self.adapter);
-        let metrics = self.adam.step(adapter, &mut gradient, params);
+        let metrics = self.adam.step(adapter.params_mut(), &mut gradient, params);
         gradient.clear();
         self.gradient = gradient;
         metrics

@@ -1,0 +1,328 @@
+//! The engine against PyTorch, transformers and peft; `tests/fixtures/engine/generate.py` made
+//! the numbers.
+
+use std::fs;
+use std::path::PathBuf;
+
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::lora::Adapter;
+use super::model::Net;
+use super::peft::PeftFiles;
+use super::train::{self, LossInputs};
+use super::*;
+
+struct Fixture {
+    folder: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/engine")
+            .join(name);
+        let bytes = fs::read(folder.join("expected.safetensors")).unwrap();
+        Self { folder, bytes }
+    }
+
+    fn base(&self) -> Base {
+        Base::load(&self.folder, 1).unwrap()
+    }
+
+    fn adapter(&self, base: &Base) -> Adapter {
+        let files = PeftFiles {
+            config: fs::read_to_string(self.folder.join("adapter/adapter_config.json")).unwrap(),
+            weights: fs::read(self.folder.join("adapter/adapter_model.safetensors")).unwrap(),
+        };
+        Adapter::from_peft(base.config(), &files).unwrap()
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = file.tensor(name).unwrap();
+        assert_eq!(tensor.dtype(), Dtype::F32);
+        let chunks = tensor.data().chunks_exact(4);
+        chunks
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect()
+    }
+
+    fn tokens(&self, name: &str) -> Vec<u32> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = file.tensor(name).unwrap();
+        let chunks = tensor.data().chunks_exact(8);
+        chunks
+            .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32)
+            .collect()
+    }
+
+    fn data(&self) -> Vec<Datum> {
+        let datum = |index: usize| {
+            let floats = |name: &str| self.floats(&format!("data.{index}.{name}"));
+            Datum {
+                tokens: self.tokens(&format!("data.{index}.tokens")),
+                targets: self.tokens(&format!("data.{index}.target_tokens")),
+                width: 1,
+                inputs: LossInputs {
+                    weights: floats("weights"),
+                    logprobs: floats("logprobs"),
+                    advantages: floats("advantages"),
+                    ..LossInputs::default()
+                },
+            }
+        };
+        (0..3).map(datum).collect()
+    }
+
+    fn wide_data(&self) -> Vec<Datum> {
+        let mut data = self.data();
+        for (index, datum) in data.iter_mut().enumerate() {
+            datum.targets = self.tokens(&format!("data.{index}.wide_tokens"));
+            datum.width = 3;
+            datum.inputs = LossInputs {
+                weights: self.floats(&format!("data.{index}.wide_weights")),
+                ..LossInputs::default()
+            };
+        }
+        data
+    }
+
+    /// Tensors by peft's names, laid out like the adapter's parameters.
+    fn flat(&self, prefix: &str, adapter: &Adapter) -> Vec<f32> {
+        let mut out = vec![0.0; adapter.params().len()];
+        for part in adapter.parts() {
+            for (letter, range) in [("A", part.a.clone()), ("B", part.b.clone())] {
+                let name = format!(
+                    "{prefix}.base_model.model.{}.lora_{letter}.weight",
+                    part.target.path()
+                );
+                out[range].copy_from_slice(&self.floats(&name));
+            }
+        }
+        out
+    }
+}
+
+/// The distance between two vectors, relative to the second.
+fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = square(&mut ours.iter().zip(theirs).map(|(a, b)| f64::from(a - b)));
+    difference / square(&mut theirs.iter().map(|b| f64::from(*b)))
+}
+
+#[track_caller]
+fn assert_close(ours: &[f32], theirs: &[f32], tolerance: f32) {
+    assert_eq!(ours.len(), theirs.len());
+    for (a, b) in ours.iter().zip(theirs) {
+        assert!(
+            (a - b).abs() <= tolerance * b.abs().max(1.0),
+            "{a} is not {b}"
+        );
+    }
+}
+
+#[test]
+fn log_probabilities_match_transformers_within_1e_4() {
+    for name in ["llama", "qwen3"] {
+        let fixture = Fixture::open(name);
+        let base = fixture.base();
+        let adapter = fixture.adapter(&base);
+        let narrow = forward(
+            &base,
+            Some(&adapter),
+            &fixture.data(),
+            &Loss::ImportanceSampling,
+        )
+        .unwrap();
+        let wide = forward(
+            &base,
+            Some(&adapter),
+            &fixture.wide_data(),
+            &Loss::CrossEntropy,
+        )
+        .unwrap();
+        for index in 0..3 {
+            let expected = fixture.floats(&format!("data.{index}.expected"));
+            assert_close(&narrow.data[index].logprobs, &expected, 1e-5);
+            let expected = fixture.floats(&format!("data.{index}.wide_expected"));
+            assert_close(&wide.data[index].logprobs, &expected, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn gradients_match_pytorch_within_1e_5() {
+    for name in ["llama", "qwen3"] {
+        let fixture = Fixture::open(name);
+        let base = fixture.base();
+        let adapter = fixture.adapter(&base);
+        let merged = Net::new(base.weights(), Some(&adapter));
+        let unmerged = Net::unmerged(base.weights(), &adapter);
+        for (loss, data) in [
+            ("cross_entropy", fixture.data()),
+            ("ppo", fixture.data()),
+            ("wide", fixture.wide_data()),
+        ] {
+            let expected = fixture.flat(&format!("gradient.{loss}"), &adapter);
+            let loss = Loss::parse(loss, []).unwrap_or(Loss::CrossEntropy);
+            for net in [merged, unmerged] {
+                let fresh = || adapter.slots(base.config(), net.is_unmerged());
+                let (_, total) = base.run(|| train::run(&base, net, &data, &loss, Some(&fresh)));
+                let mut ours = vec![0.0; expected.len()];
+                adapter.collect(&mut total.unwrap(), &mut ours);
+                let distance = distance(&ours, &expected);
+                assert!(distance < 1e-5, "{name} {loss:?}: {distance}");
+            }
+        }
+    }
+}
+
+#[test]
+fn losses_match_pytorch() {
+    let fixture = Fixture::open("qwen3");
+    #[track_caller]
+    fn check(fixture: &Fixture, case: &str, config: &[(&str, f64)], with: &[&str]) {
+        let name = case.split('.').next().unwrap();
+        let loss = Loss::parse(name, config.iter().copied()).unwrap();
+        for (index, mut datum) in fixture.data().into_iter().enumerate() {
+            let own = |name: &str| match with.contains(&name) {
+                true => fixture.floats(&format!("data.{index}.{name}")),
+                false => Vec::new(),
+            };
+            datum.inputs.clip_low_threshold = own("clip_low_threshold");
+            datum.inputs.clip_high_threshold = own("clip_high_threshold");
+            datum.inputs.sequence_ratio_mask = own("sequence_ratio_mask");
+            loss.check(&datum).unwrap();
+            let terms = loss.evaluate(&datum, &fixture.floats(&format!("data.{index}.expected")));
+            assert_close(
+                &terms.elementwise,
+                &fixture.floats(&format!("loss.{case}.{index}.terms")),
+                2e-6,
+            );
+            assert_close(
+                &terms.gradient,
+                &fixture.floats(&format!("loss.{case}.{index}.gradient")),
+                2e-6,
+            );
+        }
+    }
+    let clip = |low, high| [("clip_low_threshold", low), ("clip_high_threshold", high)];
+    check(&fixture, "cross_entropy", &[], &[]);
+    check(&fixture, "importance_sampling", &[], &[]);
+    check(&fixture, "ppo", &[], &[]);
+    check(&fixture, "ppo.config", &clip(0.95, 1.05), &[]);
+    check(
+        &fixture,
+        "ppo.inputs",
+        &[],
+        &["clip_low_threshold", "clip_high_threshold"],
+    );
+    check(&fixture, "cispo", &[], &[]);
+    check(&fixture, "dro", &[], &[]);
+    check(&fixture, "dro.config", &[("beta", 0.7)], &[]);
+    check(&fixture, "gspo", &[], &[]);
+    check(
+        &fixture,
+        "gspo.config",
+        &clip(0.5, 2.0),
+        &["sequence_ratio_mask"],
+    );
+}
+
+#[test]
+fn adam_matches_pytorch_step_by_step() {
+    for name in ["llama", "qwen3"] {
+        let fixture = Fixture::open(name);
+        let base = fixture.base();
+        let mut trainer = Trainer::from_adapter(&base, fixture.adapter(&base));
+        let settings = fs::read(fixture.folder.join("adam.json")).unwrap();
+        let settings: Vec<serde_json::Value> = serde_json::from_slice(&settings).unwrap();
+        for (step, setting) in settings.iter().enumerate() {
+            let params = AdamParams {
+                learning_rate: setting["lr"].as_f64().unwrap(),
+                weight_decay: setting["weight_decay"].as_f64().unwrap(),
+                grad_clip_norm: setting["clip"].as_f64().unwrap(),
+                ..AdamParams::default()
+            };
+            let output = trainer
+                .forward_backward(&fixture.data(), &Loss::CrossEntropy)
+                .unwrap();
+            let metrics = trainer.optim_step(&params).unwrap();
+            assert_close(
+                &[output.loss as f32],
+                &fixture.floats(&format!("adam.{step}.loss")),
+                1e-5,
+            );
+            assert_close(
+                &[metrics.grad_norm as f32],
+                &fixture.floats(&format!("adam.{step}.norm")),
+                1e-4,
+            );
+            let expected = fixture.flat(&format!("adam.{step}"), &trainer.adapter());
+            let distance = distance(trainer.adapter().params(), &expected);
+            assert!(distance < 1e-5, "{name} step {step}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn adapters_survive_the_way_through_peft_files() {
+    for name in ["llama", "qwen3"] {
+        let fixture = Fixture::open(name);
+        let base = fixture.base();
+        let adapter = fixture.adapter(&base);
+        let files = adapter.to_peft("some/model").unwrap();
+        let again = Adapter::from_peft(base.config(), &files).unwrap();
+        assert_eq!(adapter.params(), again.params());
+        let doubled = PeftFiles {
+            config: files.config.replace("32.0", "64.0"),
+            ..files.clone()
+        };
+        let doubled = Adapter::from_peft(base.config(), &doubled).unwrap();
+        let part = &adapter.parts()[0];
+        assert_eq!(
+            doubled.params()[part.b.start],
+            2.0 * adapter.params()[part.b.start]
+        );
+        let dora = PeftFiles {
+            config: files.config.replacen('{', "{\"use_dora\": true,", 1),
+            ..files
+        };
+        let error = Adapter::from_peft(base.config(), &dora).unwrap_err();
+        assert!(error.to_string().contains("use_dora"), "{error}");
+    }
+}
+
+#[test]
+fn folders_with_missing_or_damaged_files_are_refused_by_name() {
+    let fixture = Fixture::open("llama");
+    let folder = tempfile::tempdir().unwrap();
+    let copy = |name: &str| fs::copy(fixture.folder.join(name), folder.path().join(name)).unwrap();
+    let error = || Base::load(folder.path(), 1).unwrap_err().to_string();
+    assert!(error().contains("config.json"));
+    copy("config.json");
+    assert!(error().contains("model.safetensors"));
+    copy("model.safetensors.index.json");
+    copy("model-00001-of-00002.safetensors");
+    assert!(error().contains("model-00002-of-00002.safetensors"));
+    fs::write(
+        folder.path().join("model-00002-of-00002.safetensors"),
+        b"nonsense",
+    )
+    .unwrap();
+    assert!(error().contains("model-00002-of-00002.safetensors is damaged"));
+    fs::write(
+        folder.path().join("model.safetensors.index.json"),
+        r#"{"weight_map": {"a": "../model.safetensors"}}"#,
+    )
+    .unwrap();
+    assert!(error().contains("not a plain file name"));
+    fs::write(
+        folder.path().join("model.safetensors.index.json"),
+        r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#,
+    )
+    .unwrap();
+    assert!(error().contains("is missing from the weights"));
+}

@@ -1,0 +1,227 @@
+//! Hugging Face folders: `config.json` and one or many safetensors files.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Component, Path};
+
+use safetensors::tensor::{Dtype as FileDtype, SafeTensors};
+use serde::Deserialize;
+
+use super::config::{Config, Family};
+use super::mapping::{Mapping, Section};
+use super::matrix::{Dtype, Matrix, widen};
+use super::model::{Base, HeadNorms, Layer, Projection, Weights};
+use crate::error::{Context, Error, Result};
+
+/// Models up to this many weights are widened to `f32` once; larger ones stay in their files
+/// and are widened piece by piece, so that they need no more memory than disk.
+const WIDEN_UP_TO: usize = 16 << 20;
+
+impl Base {
+    /// Loads a folder as transformers writes it: `llama` or `qwen3`, in f32, f16 or bf16.
+    ///
+    /// The files are mapped, not read: they must not change while the model is in use.
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing or damaged, or the model is of a kind this engine does not run; the
+    /// message names the file, the tensor or the setting.
+    pub(crate) fn load(folder: &Path, threads: usize) -> Result<Self> {
+        let config = Config::parse(&read(&folder.join("config.json"))?)?;
+        let files = weight_files(folder)?
+            .iter()
+            .map(|name| Ok((name.clone(), Mapping::open(&folder.join(name))?)))
+            .collect::<Result<Vec<_>>>()?;
+        Self::new(Weights::from_files(config, files)?, threads)
+    }
+}
+
+impl Weights {
+    /// Finds every tensor of the decoder in mapped files.
+    ///
+    /// # Errors
+    ///
+    /// If a tensor is missing, damaged, or has another shape or type than the configuration says.
+    pub(crate) fn from_files(config: Config, files: Vec<(String, Mapping)>) -> Result<Self> {
+        let tensors = Tensors::index(files)?;
+        if let Some(name) = tensors.0.keys().find(|name| name.ends_with("_proj.bias")) {
+            return Err(Error::invalid(
+                name,
+                "projections with bias are not supported",
+            ));
+        }
+        let small = tensors.0.values().map(Tensor::len).sum::<usize>() <= WIDEN_UP_TO;
+        let (width, dim) = (config.width, config.head_dim);
+        let matrix = |name: &str, rows: usize, cols: usize| {
+            tensors.get(name, &[rows, cols])?.matrix(rows, cols, small)
+        };
+        let vector = |name: &str, len: usize| Ok(tensors.get(name, &[len])?.to_f32());
+        let layers = (0..config.layers)
+            .map(|layer| {
+                let prefix = format!("model.layers.{layer}");
+                let mut projections = Vec::with_capacity(7);
+                for projection in Projection::ALL {
+                    let (rows, cols) = projection.shape(&config);
+                    let name = format!("{prefix}.{}.weight", projection.path());
+                    projections.push(matrix(&name, rows, cols)?);
+                }
+                let head_norms = match config.family {
+                    Family::Llama => None,
+                    Family::Qwen3 => Some(HeadNorms {
+                        q: vector(&format!("{prefix}.self_attn.q_norm.weight"), dim)?,
+                        k: vector(&format!("{prefix}.self_attn.k_norm.weight"), dim)?,
+                    }),
+                };
+                Ok(Layer {
+                    projections: projections.try_into().expect("one for each of seven"),
+                    attention_norm: vector(&format!("{prefix}.input_layernorm.weight"), width)?,
+                    mlp_norm: vector(&format!("{prefix}.post_attention_layernorm.weight"), width)?,
+                    head_norms,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            embed: matrix("model.embed_tokens.weight", config.vocab, width)?,
+            norm: vector("model.norm.weight", width)?,
+            head: match config.tied_head {
+                true => None,
+                false => Some(matrix("lm_head.weight", config.vocab, width)?),
+            },
+            layers,
+            frequencies: config.frequencies(),
+            config,
+        })
+    }
+}
+
+/// Every tensor of a set of files, by name.
+struct Tensors(HashMap<String, Tensor>);
+
+struct Tensor {
+    file: String,
+    name: String,
+    dtype: FileDtype,
+    shape: Vec<usize>,
+    section: Section,
+}
+
+impl Tensors {
+    fn index(files: Vec<(String, Mapping)>) -> Result<Self> {
+        let mut tensors = HashMap::new();
+        for (file, mapping) in files {
+            let (header, metadata) =
+                SafeTensors::read_metadata(mapping.bytes()).map_err(|error| {
+                    Error::Config(Context::caused(format!("{file} is damaged"), error))
+                })?;
+            for (name, info) in metadata.tensors() {
+                let (start, end) = info.data_offsets;
+                let tensor = Tensor {
+                    file: file.clone(),
+                    name: name.clone(),
+                    dtype: info.dtype,
+                    shape: info.shape.clone(),
+                    section: mapping.section(8 + header + start..8 + header + end),
+                };
+                tensors.insert(name, tensor);
+            }
+        }
+        Ok(Self(tensors))
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
+        let tensor = self
+            .0
+            .get(name)
+            .ok_or_else(|| Error::invalid(name, "is missing from the weights"))?;
+        tensor.dtype()?;
+        if tensor.shape != shape {
+            return Err(Error::invalid(
+                name,
+                format!(
+                    "has the shape {:?}, but config.json says {shape:?}",
+                    tensor.shape
+                ),
+            ));
+        }
+        Ok(tensor)
+    }
+}
+
+impl Tensor {
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn dtype(&self) -> Result<Dtype> {
+        match self.dtype {
+            FileDtype::F32 => Ok(Dtype::F32),
+            FileDtype::F16 => Ok(Dtype::F16),
+            FileDtype::BF16 => Ok(Dtype::Bf16),
+            other => Err(Error::invalid(
+                &self.name,
+                format!(
+                    "is stored as {other:?} in {}; only F32, F16 and BF16 are read",
+                    self.file
+                ),
+            )),
+        }
+    }
+
+    fn matrix(&self, rows: usize, cols: usize, small: bool) -> Result<Matrix> {
+        let matrix = Matrix::mapped(rows, cols, self.section.clone(), self.dtype()?);
+        Ok(if small {
+            Matrix::new(rows, cols, matrix.to_f32())
+        } else {
+            matrix
+        })
+    }
+
+    fn to_f32(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.len()];
+        if let Ok(dtype) = self.dtype() {
+            widen(self.section.bytes(), dtype, &mut out);
+        }
+        out
+    }
+}
+
+/// The weight files of a folder: those its index names, or the one file there is.
+fn weight_files(folder: &Path) -> Result<Vec<String>> {
+    let index = folder.join("model.safetensors.index.json");
+    if !index.exists() {
+        return Ok(vec!["model.safetensors".to_owned()]);
+    }
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: HashMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(&read(&index)?).map_err(|error| {
+        Error::Config(Context::caused(
+            format!("{} is damaged", index.display()),
+            error,
+        ))
+    })?;
+    let files: BTreeSet<String> = index.weight_map.into_values().collect();
+    for file in &files {
+        let mut parts = Path::new(file).components();
+        if !matches!(
+            (parts.next(), parts.next()),
+            (Some(Component::Normal(_)), None)
+        ) {
+            return Err(Error::invalid(
+                "weight_map",
+                format!("`{file}` is not a plain file name"),
+            ));
+        }
+    }
+    Ok(files.into_iter().collect())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|error| {
+        Error::Config(Context::caused(
+            format!("cannot read {}", path.display()),
+            error,
+        ))
+    })
+}
