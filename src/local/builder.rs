@@ -225,8 +225,13 @@ impl Builder {
             .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
         let service = Arc::new(Service::new(self, flags, runtime.handle().clone())?);
         let http = HttpThread::start(listener, runtime, service.clone(), limits)?;
-        log::info!("local server at http://{}", http.address);
-        Ok(LocalServer { http, service })
+        let address = http.address;
+        log::info!("local server at http://{address}");
+        Ok(LocalServer {
+            http: Some(http),
+            address,
+            service,
+        })
     }
 
     fn check(&self) -> Result<Flags> {

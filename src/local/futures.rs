@@ -1,6 +1,7 @@
 //! The results of accepted requests, from acceptance until somebody has fetched them.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::error::ErrorCategory;
+use crate::wire::reply::Completion;
 
 /// A result that was sent once is kept this long, in case the reply was lost on its way.
 const KEEP_SENT: Duration = Duration::from_secs(120);
@@ -79,19 +81,6 @@ pub(super) enum Look {
 /// Who is told about completions as they happen: a sampling session and one of its clones.
 pub(super) type Channel = (String, u64);
 
-/// One entry of a channel's log.
-#[derive(Debug, Clone, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub(super) enum Completion {
-    Finished {
-        request_id: String,
-        response_payload_uncompressed_size: usize,
-    },
-    Failed {
-        request_id: String,
-    },
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Futures {
     shelf: Mutex<Shelf>,
@@ -110,6 +99,8 @@ struct Shelf {
 struct Entry {
     state: State,
     channel: Option<Channel>,
+    /// How to stop the work, where that is possible.
+    cancelled: Option<Arc<AtomicBool>>,
     changed: Arc<Notify>,
 }
 
@@ -136,7 +127,12 @@ struct Log {
 
 impl Futures {
     /// Registers an accepted request. False if it was registered before: a repeated submission.
-    pub(super) fn open(&self, id: &str, channel: Option<Channel>) -> bool {
+    pub(super) fn open(
+        &self,
+        id: &str,
+        channel: Option<Channel>,
+        cancelled: Option<Arc<AtomicBool>>,
+    ) -> bool {
         let mut shelf = self.lock();
         if shelf.entries.contains_key(id) {
             return false;
@@ -144,6 +140,7 @@ impl Futures {
         let entry = Entry {
             state: State::Pending { paused: None },
             channel,
+            cancelled,
             changed: Arc::default(),
         };
         shelf.entries.insert(id.to_owned(), entry);
@@ -180,7 +177,7 @@ impl Futures {
             },
             _ => Completion::Finished {
                 request_id: id.to_owned(),
-                response_payload_uncompressed_size: outcome.size(),
+                response_payload_uncompressed_size: Some(outcome.size() as u64),
             },
         };
         let size = outcome.size();
@@ -198,6 +195,20 @@ impl Futures {
             log.kept.push_back(completion);
             log.changed.notify_waiters();
         }
+    }
+
+    /// Stops the work of a pending request, where that is possible.
+    pub(super) fn cancel(&self, id: &str) {
+        let flag = match self.lock().entries.get(id) {
+            Some(Entry {
+                state: State::Pending { .. },
+                cancelled: Some(flag),
+                ..
+            }) => flag.clone(),
+            _ => return,
+        };
+        flag.store(true, Ordering::Relaxed);
+        self.finish(id, Outcome::refused("cancelled by the client"));
     }
 
     /// Waits until the request has finished or the time is up.
@@ -371,8 +382,8 @@ mod tests {
     #[test]
     fn the_same_request_opens_once_and_the_first_result_stays() {
         let futures = Futures::default();
-        assert!(futures.open("r", None));
-        assert!(!futures.open("r", None));
+        assert!(futures.open("r", None, None));
+        assert!(!futures.open("r", None, None));
         futures.finish("r", done("{}"));
         futures.finish("r", Outcome::failed("late"));
         assert!(matches!(futures.look("r"), Look::Done(Outcome::Json(_))));
@@ -383,7 +394,7 @@ mod tests {
     fn results_can_be_fetched_again_until_they_expire() {
         let futures = Futures::default();
         for id in ["sent", "unsent", "pending"] {
-            futures.open(id, None);
+            futures.open(id, None, None);
         }
         futures.finish("sent", done("{}"));
         futures.finish("unsent", done("{}"));
@@ -404,7 +415,7 @@ mod tests {
         let futures = Futures::default();
         let channel = ("s".to_owned(), 0);
         for id in ["a", "b"] {
-            futures.open(id, Some(channel.clone()));
+            futures.open(id, Some(channel.clone()), None);
         }
         futures.finish("a", done("{}"));
         let seen = |cursor| futures.log(&channel, |log| log.after(cursor));

@@ -11,17 +11,28 @@
 mod api;
 mod auth;
 mod builder;
+mod catalogue;
+mod convert;
+mod crew;
+mod disk;
 mod fault;
 mod flags;
 mod futures;
 mod http;
+mod jobs;
+mod models;
 mod routes;
+mod samplers;
+mod sequence;
 mod service;
 mod sessions;
+mod usage;
+mod vocabulary;
 
 #[allow(dead_code, unused_imports, reason = "until the server uses all of it")]
 pub(crate) mod engine;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub use builder::Builder;
@@ -41,8 +52,9 @@ use service::Service;
 /// its own; the model's arithmetic runs on other threads.
 #[derive(Debug)]
 pub struct LocalServer {
-    // In the order they stop: nothing new comes in, then the work ends.
-    http: HttpThread,
+    /// `None` only while it stops.
+    http: Option<HttpThread>,
+    address: SocketAddr,
     service: Arc<Service>,
 }
 
@@ -63,12 +75,12 @@ impl LocalServer {
 
     /// What clients take as their base URL, such as `http://127.0.0.1:49152`.
     pub fn base_url(&self) -> String {
-        format!("http://{}", self.http.address)
+        format!("http://{}", self.address)
     }
 
     /// The port it listens on.
     pub fn port(&self) -> u16 {
-        self.http.address.port()
+        self.address.port()
     }
 
     /// The requests seen so far, in order of arrival; empty unless [recording](Builder::record).
@@ -86,6 +98,11 @@ impl LocalServer {
         }
     }
 
+    /// What was found damaged in the data folder and set aside, one line each.
+    pub fn problems(&self) -> Vec<String> {
+        self.service.catalogue.problems()
+    }
+
     /// Adds a fault while the server runs.
     ///
     /// # Errors
@@ -98,5 +115,13 @@ impl LocalServer {
     /// Ends all faults.
     pub fn clear_faults(&self) {
         self.service.clear_faults();
+    }
+}
+
+impl Drop for LocalServer {
+    fn drop(&mut self) {
+        // Nothing new comes in, then the work ends.
+        drop(self.http.take());
+        self.service.close();
     }
 }

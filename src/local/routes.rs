@@ -88,7 +88,13 @@ impl Route {
     pub(super) fn is_heavy(self) -> bool {
         matches!(
             self,
-            Self::Archive | Self::ExternalUrls | Self::CopyWeights | Self::DeleteCheckpoint
+            Self::CreateSession
+                | Self::FinishSession
+                | Self::CreateSamplingSession
+                | Self::Archive
+                | Self::ExternalUrls
+                | Self::CopyWeights
+                | Self::DeleteCheckpoint
         )
     }
 }

@@ -1,6 +1,7 @@
 //! The server's state, and the way from a request to its handler.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,16 +11,26 @@ use tokio::sync::watch;
 use super::api;
 use super::auth::Auth;
 use super::builder::{Builder, check_endpoint};
+use super::catalogue::Catalogue;
+use super::crew::Crew;
+use super::engine::Base;
 use super::fault::{Fault, FaultKind, Faults};
 use super::flags::Flags;
 use super::futures::{Futures, Outcome};
 use super::http::{Recorder, Refusal, Reply, Request};
+use super::jobs;
+use super::models::Models;
 use super::routes::{Found, Route};
-use super::sessions::Sessions;
+use super::samplers::{Sampler, Samplers};
+use super::sessions::{Session, Sessions};
+use super::usage::Usage;
+use super::vocabulary::{self, Vocabulary};
 use crate::error::Result;
 
 /// Bodies beyond this are decoded away from the thread that serves the connections.
-const INLINE_BYTES: usize = 64 << 10;
+const INLINE_BYTES: usize = 16 << 10;
+/// The name of the built-in model.
+const BUILT_IN: &str = "tinker-local/tiny";
 
 /// Everything the handlers share.
 #[derive(Debug)]
@@ -28,8 +39,21 @@ pub(super) struct Service {
     pub(super) flags: Flags,
     pub(super) sessions: Sessions,
     pub(super) futures: Arc<Futures>,
+    pub(super) models: Models,
+    pub(super) samplers: Samplers,
+    pub(super) catalogue: Catalogue,
+    pub(super) usage: Usage,
+    pub(super) base: Base,
+    pub(super) base_model: String,
+    pub(super) vocabulary: Vocabulary,
+    /// The folder clients load the tokenizer from.
+    pub(super) tokenizer: PathBuf,
+    pub(super) trainers: Crew,
+    pub(super) sample_crew: Crew,
     pub(super) long_poll: Duration,
     pub(super) metadata_only_above: usize,
+    pub(super) max_request_bytes: usize,
+    pub(super) max_pending_samples: usize,
     pub(super) admin: bool,
     latencies: HashMap<String, Duration>,
     faults: Mutex<Faults>,
@@ -45,13 +69,29 @@ impl Service {
             faults.add(fault);
         }
         let jwt_lifetime = flags.jwt_enabled().then_some(options.jwt_lifetime);
+        let (catalogue, sessions) = Catalogue::open(options.data)?;
+        let tokenizer = vocabulary::write_tokenizer(catalogue.root())?;
+        let base = Base::random(0, options.threads)?;
+        let crew = base.threads().clamp(1, 8);
         Ok(Self {
             auth: Auth::new(options.api_key, jwt_lifetime),
             flags,
-            sessions: Sessions::new(options.session_timeout, Vec::new()),
+            sessions: Sessions::new(options.session_timeout, sessions),
             futures: Arc::default(),
+            models: Models::default(),
+            samplers: Samplers::default(),
+            catalogue,
+            usage: Usage::default(),
+            base_model: BUILT_IN.to_owned(),
+            vocabulary: Vocabulary::Bytes,
+            tokenizer,
+            trainers: Crew::new("tinker-local-train", crew)?,
+            sample_crew: Crew::new("tinker-local-sample", crew)?,
+            base,
             long_poll: options.long_poll,
             metadata_only_above: options.metadata_only_above,
+            max_request_bytes: options.max_request_bytes,
+            max_pending_samples: options.max_pending_samples,
             admin: options.admin,
             latencies: options.latencies,
             faults: Mutex::new(faults),
@@ -89,6 +129,12 @@ impl Service {
         self.stopped.send_replace(true);
     }
 
+    /// Ends the work: what runs is finished, what waits is dropped.
+    pub(super) fn close(&self) {
+        self.trainers.close();
+        self.sample_crew.close();
+    }
+
     /// Returns when the server stops.
     pub(super) async fn stopping(&self) {
         // The sender lives as long as `self`, so waiting cannot fail.
@@ -99,13 +145,43 @@ impl Service {
         (self.sessions.timeout() / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))
     }
 
-    /// Drops what is over: silent sessions, results nobody wants.
+    /// Drops what is over: silent sessions, results nobody wants, expired checkpoints.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         for session in self.sessions.expire(now) {
             log::warn!("local server: session {} lost its heartbeat", session.id);
+            self.end_session(&session);
         }
         self.futures.sweep(now);
+        self.catalogue.expire(jobs::now());
+    }
+
+    /// Lets go of what belonged to a session.
+    pub(super) fn end_session(&self, session: &Session) {
+        for id in session.models.values() {
+            if let Some(model) = self.models.remove(id) {
+                model.abandon(self, "the session has ended");
+            }
+        }
+        self.samplers.remove_session(&session.id, &self.futures);
+        if let Err(error) = self.catalogue.keep_session(session) {
+            log::warn!("local server: {error}");
+        }
+    }
+
+    pub(super) fn project_of(&self, session_id: &str) -> Option<String> {
+        self.sessions.get(session_id).ok()?.project_id
+    }
+
+    /// Makes a sampling session known.
+    pub(super) fn add_sampler(&self, number: u64, sampler: Sampler) {
+        let id = sampler.id.clone();
+        let session_id = sampler.session_id.clone();
+        self.samplers.add(sampler);
+        // A session that ended meanwhile has no more use for it.
+        let _ = self.sessions.edit(&session_id, |session| {
+            session.samplers.insert(number, id);
+        });
     }
 
     /// Files the result of a request, as late as the endpoint's latency wants it.
@@ -145,17 +221,37 @@ impl Service {
         answer.unwrap_or_else(Reply::from)
     }
 
-    fn handle(&self, found: &Found, request: &Request) -> Result<Reply, Refusal> {
+    fn handle(self: &Arc<Self>, found: &Found, request: &Request) -> Result<Reply, Refusal> {
+        let segment = |index: usize| found.segments[index].as_str();
         match found.route {
             Route::Healthz => api::session::healthz(),
+            Route::Capabilities => api::session::capabilities(self),
             Route::ClientConfig => Ok(Reply::json(self.flags.client())),
             Route::DynamicConfig => Ok(Reply::json(self.flags.dynamic())),
             Route::AuthToken => api::session::token(self),
             Route::CreateSession => api::session::create(self, request),
             Route::Heartbeat => api::session::heartbeat(self, request),
-            Route::FinishSession => api::session::finish(self, &found.segments[0], request),
+            Route::FinishSession => api::session::finish(self, segment(0), request),
             Route::Telemetry => api::session::telemetry(request),
+            Route::CreateModel => api::training::create_model(self, request),
+            Route::GetInfo => api::training::get_info(self, request),
+            Route::UnloadModel => api::training::unload(self, request),
+            Route::Forward | Route::ForwardBackward => api::training::pass(self, request),
+            Route::OptimStep => api::training::optim_step(self, request),
+            Route::SaveWeights => api::weights::save(self, request),
+            Route::SaveForSampler => api::weights::save_for_sampler(self, request),
+            Route::SaveExternal => api::weights::save_external(self, request),
+            Route::LoadWeights => api::weights::load(self, request),
+            Route::WeightsInfo => api::weights::info(self, request),
+            Route::CreateSamplingSession => api::sampling::create(self, request),
+            Route::JoinSamplingSession => api::sampling::join(self, request),
+            Route::Sample => api::sampling::sample(self, request),
+            Route::Sampler => api::sampling::sampler(self, segment(0)),
             Route::CancelFuture => api::futures::cancel(self, request),
+            Route::Runs => api::records::runs(self, request),
+            Route::Run => api::records::run(self, segment(0)),
+            Route::RunCheckpoints => api::records::run_checkpoints(self, segment(0)),
+            Route::Checkpoints => api::records::checkpoints(self, request),
             Route::AddFault => api::admin::add_fault(self, request),
             Route::ClearFaults => api::admin::clear_faults(self),
             _ => Err(Refusal::missing("not served yet")),

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::http::Refusal;
+use crate::types::{SessionStatus, Timestamp};
 
 /// What is known about a session; also what survives a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,28 +23,13 @@ pub(super) struct Session {
     pub(super) project_id: Option<String>,
     #[serde(default)]
     pub(super) display_name: Option<String>,
-    pub(super) status: Status,
+    pub(super) status: SessionStatus,
     /// Models by their number in the session.
     #[serde(default)]
     pub(super) models: BTreeMap<u64, String>,
     /// Sampling sessions by theirs.
     #[serde(default)]
     pub(super) samplers: BTreeMap<u64, String>,
-}
-
-/// How a session stands, in the service's words.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Status {
-    Active,
-    /// The heartbeat stopped, or the server did.
-    Cancelled {
-        detail: Option<String>,
-    },
-    ClientFinished {
-        reason: Value,
-        detail: Option<String>,
-    },
 }
 
 #[derive(Debug)]
@@ -66,8 +51,8 @@ impl Sessions {
         let all = earlier
             .into_iter()
             .map(|mut session| {
-                if session.status == Status::Active {
-                    session.status = Status::Cancelled {
+                if session.status == SessionStatus::Active {
+                    session.status = SessionStatus::Cancelled {
                         detail: Some("the server was restarted".into()),
                     };
                 }
@@ -109,7 +94,7 @@ impl Sessions {
     ) -> Result<T, Refusal> {
         let mut all = self.lock();
         let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
-        if live.session.status != Status::Active {
+        if live.session.status != SessionStatus::Active {
             return Err(Refusal::gone(format!("session {id} has ended")));
         }
         live.last_seen = Instant::now();
@@ -117,10 +102,14 @@ impl Sessions {
     }
 
     /// Ends a session; the first reason stays. Gives back the session if this ended it.
-    pub(super) fn finish(&self, id: &str, status: Status) -> Result<Option<Session>, Refusal> {
+    pub(super) fn finish(
+        &self,
+        id: &str,
+        status: SessionStatus,
+    ) -> Result<Option<Session>, Refusal> {
         let mut all = self.lock();
         let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
-        if live.session.status != Status::Active {
+        if live.session.status != SessionStatus::Active {
             return Ok(None);
         }
         live.session.status = status;
@@ -131,12 +120,12 @@ impl Sessions {
     pub(super) fn expire(&self, now: Instant) -> Vec<Session> {
         let mut all = self.lock();
         let silent = all.values_mut().filter(|live| {
-            live.session.status == Status::Active
+            live.session.status == SessionStatus::Active
                 && now.saturating_duration_since(live.last_seen) > self.timeout
         });
         silent
             .map(|live| {
-                live.session.status = Status::Cancelled {
+                live.session.status = SessionStatus::Cancelled {
                     detail: Some("the heartbeat stopped".into()),
                 };
                 live.session.clone()
@@ -194,7 +183,7 @@ mod tests {
             user_metadata: Map::new(),
             project_id: None,
             display_name: None,
-            status: Status::Active,
+            status: SessionStatus::Active,
             models: BTreeMap::new(),
             samplers: BTreeMap::new(),
         }
@@ -205,12 +194,12 @@ mod tests {
         let sessions = Sessions::new(Duration::from_secs(60), Vec::new());
         sessions.add(session("a"));
         sessions.add(session("b"));
-        let finished = Status::ClientFinished {
-            reason: serde_json::json!({"type": "success"}),
+        let finished = SessionStatus::ClientFinished {
+            reason: crate::types::FinishReason::Success,
             detail: None,
         };
         assert!(sessions.finish("a", finished.clone()).unwrap().is_some());
-        let errored = Status::Cancelled { detail: None };
+        let errored = SessionStatus::Cancelled { detail: None };
         assert!(sessions.finish("a", errored).unwrap().is_none());
         assert!(sessions.expire(Instant::now()).is_empty());
         let expired = sessions.expire(Instant::now() + Duration::from_secs(61));

@@ -2,21 +2,57 @@
 
 pub(super) mod admin;
 pub(super) mod futures;
+pub(super) mod records;
+pub(super) mod sampling;
 pub(super) mod session;
+pub(super) mod training;
+pub(super) mod weights;
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 
-use super::http::{Refusal, Request};
+use super::http::{Refusal, Reply, Request};
+use super::routes::query;
+use crate::types::Cursor;
+use crate::wire::reply::FutureReply;
+use crate::wire::request::from_json;
 
 /// What every handler answers.
-pub(super) type Answer = Result<super::http::Reply, Refusal>;
+pub(super) type Answer = Result<Reply, Refusal>;
 
 /// Reads the body as JSON; 422 says what is wrong with it.
-fn json<T: DeserializeOwned>(request: &Request) -> Result<T, Refusal> {
+fn json<'a, T: Deserialize<'a>>(request: &'a Request) -> Result<T, Refusal> {
     // Structs would also be read from an array, field by field.
     if request.body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(Refusal::unprocessable("the body must be a JSON object"));
     }
-    serde_json::from_slice(&request.body)
-        .map_err(|error| Refusal::unprocessable(format!("the body cannot be read: {error}")))
+    Ok(from_json(&request.body)?)
+}
+
+/// Says that a request was accepted.
+fn future(request_id: String, model_id: Option<String>) -> Reply {
+    Reply::json(&FutureReply {
+        request_id,
+        model_id,
+        sample_sequence_ids: None,
+    })
+}
+
+/// The page of a list that the query asks for.
+fn page<T>(request: &Request, list: Vec<T>, default: u64) -> Result<(Vec<T>, Cursor), Refusal> {
+    let number = |name: &str, default: u64| match query(&request.query, name) {
+        None => Ok(default),
+        Some(text) => text
+            .parse::<u64>()
+            .map_err(|_| Refusal::unprocessable(format!("{name} must be a number, got {text:?}"))),
+    };
+    let cursor = Cursor {
+        offset: number("offset", 0)?,
+        limit: number("limit", default)?,
+        total_count: list.len() as u64,
+    };
+    let (offset, limit) = (
+        usize::try_from(cursor.offset).unwrap_or(usize::MAX),
+        usize::try_from(cursor.limit).unwrap_or(usize::MAX),
+    );
+    Ok((list.into_iter().skip(offset).take(limit).collect(), cursor))
 }

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Answer, json as body};
 use crate::local::http::{Reply, Request};
+use crate::local::jobs;
 use crate::local::service::Service;
-use crate::local::sessions::{Session, Status};
+use crate::local::sessions::Session;
+use crate::types::{FinishReason, ServerCapabilities, SessionStatus, SupportedModel};
 use crate::wire::reply::{
     AuthTokenReply, CreateSessionReply, SessionHeartbeatReply, TelemetryReply,
 };
+use crate::wire::request::{CreateSessionRequest, SessionHeartbeatRequest};
 
 pub(in crate::local) fn healthz() -> Answer {
     Ok(Reply::json(&json!({"status": "ok"})))
@@ -23,32 +25,21 @@ pub(in crate::local) fn token(service: &Service) -> Answer {
     Ok(Reply::json(&AuthTokenReply { jwt }))
 }
 
-#[derive(Deserialize)]
-struct CreateSession {
-    #[serde(default)]
-    tags: Vec<String>,
-    #[serde(default)]
-    user_metadata: Option<Map<String, Value>>,
-    #[serde(default)]
-    project_id: Option<String>,
-    #[serde(default)]
-    display_name: Option<String>,
-}
-
 pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
-    let wanted: CreateSession = body(request)?;
+    let wanted: CreateSessionRequest<'_> = body(request)?;
     let session = Session {
         id: uuid::Uuid::new_v4().to_string(),
-        created_at: Timestamp::now(),
-        tags: wanted.tags,
-        user_metadata: wanted.user_metadata.unwrap_or_default(),
-        project_id: wanted.project_id,
-        display_name: wanted.display_name,
-        status: Status::Active,
+        created_at: jobs::now(),
+        tags: wanted.tags.into_owned(),
+        user_metadata: wanted.user_metadata.into_owned(),
+        project_id: wanted.project_id.map(|id| id.into_owned()),
+        display_name: wanted.display_name.map(|name| name.into_owned()),
+        status: SessionStatus::Active,
         models: BTreeMap::new(),
         samplers: BTreeMap::new(),
     };
     let session_id = session.id.clone();
+    service.catalogue.keep_session(&session)?;
     service.sessions.add(session);
     Ok(Reply::json(&CreateSessionReply {
         session_id,
@@ -56,30 +47,46 @@ pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
     }))
 }
 
-#[derive(Deserialize)]
-struct Heartbeat {
-    session_id: String,
-}
-
 pub(in crate::local) fn heartbeat(service: &Service, request: &Request) -> Answer {
-    let Heartbeat { session_id } = body(request)?;
-    service.sessions.touch(&session_id)?;
+    let wanted: SessionHeartbeatRequest<'_> = body(request)?;
+    service.sessions.touch(&wanted.session_id)?;
     Ok(Reply::json(&SessionHeartbeatReply::default()))
 }
 
+/// How a client ended its session; the first end counts.
 #[derive(Deserialize)]
 struct Finish {
-    reason: Value,
+    reason: Reason,
     #[serde(default)]
     detail: Option<String>,
 }
 
+#[derive(Deserialize)]
+struct Reason {
+    r#type: FinishReason,
+}
+
 pub(in crate::local) fn finish(service: &Service, id: &str, request: &Request) -> Answer {
     let Finish { reason, detail } = body(request)?;
-    service
-        .sessions
-        .finish(id, Status::ClientFinished { reason, detail })?;
+    let status = SessionStatus::ClientFinished {
+        reason: reason.r#type,
+        detail,
+    };
+    if let Some(session) = service.sessions.finish(id, status)? {
+        service.end_session(&session);
+    }
     Ok(Reply::empty())
+}
+
+pub(in crate::local) fn capabilities(service: &Service) -> Answer {
+    Ok(Reply::json(&ServerCapabilities {
+        supported_models: vec![SupportedModel {
+            model_name: Some(service.base_model.clone()),
+            max_context_length: Some(service.base.config().max_positions as u64),
+            trainable: Some(true),
+            sampleable: Some(true),
+        }],
+    }))
 }
 
 pub(in crate::local) fn telemetry(request: &Request) -> Answer {

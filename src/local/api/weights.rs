@@ -1,0 +1,127 @@
+//! Checkpoints: saving and loading them, and what they are made of.
+
+use std::sync::Arc;
+
+use super::training::{check_base_model, check_optimizer, new_model};
+use super::{Answer, future, json};
+use crate::local::http::{Refusal, Reply, Request};
+use crate::local::jobs::Work;
+use crate::local::service::Service;
+use crate::types::{CheckpointKind, OptimizerConfig, TinkerPath, WeightsInfo};
+use crate::wire::request::{
+    LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,
+    SaveWeightsRequest, WeightsInfoRequest,
+};
+use crate::wire::route;
+
+pub(in crate::local) fn save(service: &Arc<Service>, request: &Request) -> Answer {
+    let wanted: SaveWeightsRequest<'_> = json(request)?;
+    let work = Work::Save {
+        kind: CheckpointKind::Training,
+        name: wanted.path.map(|name| name.into_owned()),
+        overwrite: wanted.overwrite,
+        ttl_seconds: wanted.ttl_seconds,
+        user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
+    };
+    let endpoint = route::SAVE_WEIGHTS.template;
+    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+}
+
+pub(in crate::local) fn save_for_sampler(service: &Arc<Service>, request: &Request) -> Answer {
+    let wanted: SaveWeightsForSamplerRequest<'_> = json(request)?;
+    let work = match (wanted.path, wanted.sampling_session_seq_id) {
+        (Some(name), None) => Work::Save {
+            kind: CheckpointKind::Sampler,
+            name: Some(name.into_owned()),
+            // The request has no word for it, and a sampler's weights are a snapshot anyway.
+            overwrite: true,
+            ttl_seconds: wanted.ttl_seconds,
+            user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
+        },
+        (None, Some(sampling_session_seq_id)) => Work::Snapshot {
+            sampling_session_seq_id,
+        },
+        _ => {
+            let detail = "either path or sampling_session_seq_id is required";
+            return Err(Refusal::unprocessable(detail));
+        }
+    };
+    let endpoint = route::SAVE_WEIGHTS_FOR_SAMPLER.template;
+    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+}
+
+pub(in crate::local) fn save_external(service: &Arc<Service>, request: &Request) -> Answer {
+    let wanted: SaveWeightsExternalRequest<'_> = json(request)?;
+    if wanted.age_encryption_recipients.is_some() {
+        return Err(Refusal::bad("this server does not encrypt weights"));
+    }
+    let work = Work::Save {
+        kind: CheckpointKind::External,
+        name: Some(wanted.path.into_owned()),
+        overwrite: true,
+        ttl_seconds: wanted.ttl_seconds,
+        user_metadata: None,
+    };
+    let endpoint = route::SAVE_WEIGHTS_EXTERNAL.template;
+    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+}
+
+/// Into an existing model, or as the beginning of a new one.
+pub(in crate::local) fn load(service: &Arc<Service>, request: &Request) -> Answer {
+    let wanted: LoadWeightsRequest<'_> = json(request)?;
+    let path: TinkerPath = wanted.path.parse()?;
+    let optimizer = wanted.optimizer;
+    let endpoint = route::LOAD_WEIGHTS.template;
+    if let Some(config) = &wanted.optimizer_config {
+        check_optimizer(config)?;
+    }
+    match (wanted.model_id, wanted.session_id, wanted.model_seq_id) {
+        (Some(model_id), None, None) => {
+            let work = Work::Load { path, optimizer };
+            submit(service, &model_id, wanted.seq_id, endpoint, work)
+        }
+        (None, Some(session_id), Some(number)) => {
+            if let Some(name) = &wanted.base_model {
+                check_base_model(service, name)?;
+            }
+            let lora = service.catalogue.find(&path)?.lora;
+            let work = Work::CreateFrom {
+                path,
+                optimizer,
+                user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
+            };
+            new_model(service, &session_id, number, lora, endpoint, work)
+        }
+        _ => Err(Refusal::unprocessable(
+            "either model_id, or session_id and model_seq_id, are required",
+        )),
+    }
+}
+
+pub(in crate::local) fn info(service: &Service, request: &Request) -> Answer {
+    let wanted: WeightsInfoRequest<'_> = json(request)?;
+    let path: TinkerPath = wanted.tinker_path.parse()?;
+    let checkpoint = service.catalogue.find(&path)?;
+    Ok(Reply::json(&WeightsInfo {
+        base_model: checkpoint.base_model,
+        optimizer_config: OptimizerConfig::AdamW,
+        is_lora: true,
+        lora_rank: Some(checkpoint.lora.rank),
+        train_unembed: Some(checkpoint.lora.train_unembed),
+        train_mlp: Some(checkpoint.lora.train_mlp),
+        train_attn: Some(checkpoint.lora.train_attn),
+    }))
+}
+
+fn submit(
+    service: &Arc<Service>,
+    model_id: &str,
+    number: Option<u64>,
+    endpoint: &'static str,
+    work: Work,
+) -> Answer {
+    let model = service.models.get(model_id)?;
+    service.sessions.touch(&model.session_id)?;
+    let request_id = model.submit(service, number, endpoint, work)?;
+    Ok(future(request_id, Some(model.id.clone())))
+}

@@ -1,0 +1,309 @@
+//! Training runs and their checkpoints: what is listed, and what survives a restart.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::disk;
+use super::http::Refusal;
+use super::sessions::Session;
+use crate::error::{Context, Error, Result};
+use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
+
+/// A training run, which is a model's life from creation on.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub(super) id: String,
+    pub(super) session_id: String,
+    pub(super) base_model: String,
+    pub(super) lora: LoraConfig,
+    pub(super) created_at: Timestamp,
+    pub(super) last_request_time: Timestamp,
+    #[serde(default)]
+    pub(super) corrupted: bool,
+    #[serde(default)]
+    pub(super) user_metadata: Option<Map<String, Value>>,
+}
+
+/// A checkpoint's record; its weights lie beside it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Checkpoint {
+    pub(super) path: TinkerPath,
+    pub(super) base_model: String,
+    pub(super) lora: LoraConfig,
+    pub(super) time: Timestamp,
+    pub(super) size_bytes: u64,
+    #[serde(default)]
+    pub(super) public: bool,
+    #[serde(default)]
+    pub(super) expires_at: Option<Timestamp>,
+    #[serde(default)]
+    pub(super) user_metadata: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    pub(super) project_id: Option<String>,
+}
+
+/// Every run, every checkpoint and the folder they are kept in.
+#[derive(Debug)]
+pub(super) struct Catalogue {
+    root: PathBuf,
+    /// Whether the folder goes with the server.
+    temporary: bool,
+    shelves: Mutex<Shelves>,
+    problems: Mutex<Vec<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelves {
+    runs: BTreeMap<String, Run>,
+    checkpoints: BTreeMap<TinkerPath, Checkpoint>,
+}
+
+impl Catalogue {
+    /// Opens a data folder, or makes a temporary one. Gives back the sessions it remembers too.
+    pub(super) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>)> {
+        let temporary = folder.is_none();
+        let root = folder.unwrap_or_else(|| {
+            std::env::temp_dir().join(format!("tinker-local-{}", uuid::Uuid::new_v4()))
+        });
+        std::fs::create_dir_all(&root).map_err(|error| {
+            let message = format!("cannot use the data folder {}", root.display());
+            Error::Config(Context::caused(message, error))
+        })?;
+        let damaged = root.join("damaged");
+        let mut problems = Vec::new();
+        let runs = disk::read_records::<Run>(&root.join("runs"), &damaged, &mut problems);
+        let checkpoints =
+            disk::read_records::<Checkpoint>(&root.join("checkpoints"), &damaged, &mut problems);
+        let sessions =
+            disk::read_records::<Session>(&root.join("sessions"), &damaged, &mut problems);
+        let mut shelves = Shelves::default();
+        for record in runs {
+            shelves.runs.insert(record.value.id.clone(), record.value);
+        }
+        for record in checkpoints {
+            if record.path.with_extension("safetensors").exists() {
+                let checkpoint = record.value;
+                shelves
+                    .checkpoints
+                    .insert(checkpoint.path.clone(), checkpoint);
+            } else {
+                problems.push(disk::set_aside(
+                    &record.path,
+                    &damaged,
+                    "its weights are missing",
+                ));
+            }
+        }
+        let catalogue = Self {
+            root,
+            temporary,
+            shelves: Mutex::new(shelves),
+            problems: Mutex::new(problems),
+        };
+        let sessions = sessions.into_iter().map(|record| record.value).collect();
+        Ok((catalogue, sessions))
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What was found damaged so far.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.problems
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(super) fn keep_session(&self, session: &Session) -> Result<()> {
+        let name = format!("{}.json", disk::escape(&session.id));
+        disk::write_json(&self.root.join("sessions").join(name), session)
+    }
+
+    pub(super) fn add_run(&self, run: Run) -> Result<()> {
+        disk::write_json(&self.run_file(&run.id), &run)?;
+        self.lock().runs.insert(run.id.clone(), run);
+        Ok(())
+    }
+
+    /// Notes a request to a run; written down with its next checkpoint.
+    pub(super) fn touch_run(&self, id: &str, now: Timestamp) {
+        if let Some(run) = self.lock().runs.get_mut(id) {
+            run.last_request_time = now;
+        }
+    }
+
+    pub(super) fn mark_corrupted(&self, id: &str) {
+        if let Some(run) = self.lock().runs.get_mut(id) {
+            run.corrupted = true;
+        }
+    }
+
+    pub(super) fn run(&self, id: &str) -> Result<Run, Refusal> {
+        let shelves = self.lock();
+        let run = shelves.runs.get(id).cloned();
+        run.ok_or_else(|| Refusal::missing(format!("no such training run: {id}")))
+    }
+
+    /// Every run, the one used last first.
+    pub(super) fn runs(&self) -> Vec<Run> {
+        let mut runs: Vec<Run> = self.lock().runs.values().cloned().collect();
+        runs.sort_by(|a, b| (b.last_request_time, &b.id).cmp(&(a.last_request_time, &a.id)));
+        runs
+    }
+
+    /// Keeps a checkpoint: the weights first, then the record that makes them count.
+    pub(super) fn add_checkpoint(&self, checkpoint: Checkpoint, weights: &[u8]) -> Result<()> {
+        disk::write(&self.weights_file(&checkpoint.path), weights)?;
+        self.write_checkpoint(&checkpoint)?;
+        let run = {
+            let mut shelves = self.lock();
+            let run = shelves.runs.get(&**checkpoint.path.run_id()).cloned();
+            shelves
+                .checkpoints
+                .insert(checkpoint.path.clone(), checkpoint);
+            run
+        };
+        match run {
+            Some(run) => disk::write_json(&self.run_file(&run.id), &run),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
+        self.lock().checkpoints.get(path).cloned()
+    }
+
+    /// A checkpoint that must be there.
+    pub(super) fn find(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
+        self.checkpoint(path)
+            .ok_or_else(|| Refusal::missing(format!("no such checkpoint: {path}")))
+    }
+
+    /// The weights of a checkpoint.
+    pub(super) fn weights(&self, path: &TinkerPath) -> Result<Vec<u8>> {
+        disk::read(&self.weights_file(path))
+    }
+
+    /// Checkpoints, newest first; of one run if it is named.
+    pub(super) fn checkpoints(&self, run: Option<&str>) -> Vec<Checkpoint> {
+        let shelves = self.lock();
+        let mut list: Vec<Checkpoint> = shelves
+            .checkpoints
+            .values()
+            .filter(|checkpoint| run.is_none_or(|run| &**checkpoint.path.run_id() == run))
+            .cloned()
+            .collect();
+        list.sort_by(|a, b| (b.time, &b.path).cmp(&(a.time, &a.path)));
+        list
+    }
+
+    /// The newest checkpoint of a kind.
+    pub(super) fn last_checkpoint(&self, run: &str, kind: CheckpointKind) -> Option<Checkpoint> {
+        let list = self.checkpoints(Some(run));
+        list.into_iter().find(|c| c.path.kind() == kind)
+    }
+
+    /// The number of a run's next checkpoint without a name.
+    pub(super) fn next_number(&self, run: &str, kind: CheckpointKind) -> usize {
+        let list = self.checkpoints(Some(run));
+        let mut number = list.iter().filter(|c| c.path.kind() == kind).count() + 1;
+        while list.iter().any(|c| c.path.name() == format!("{number:06}")) {
+            number += 1;
+        }
+        number
+    }
+
+    /// Changes a checkpoint's record.
+    pub(super) fn edit(
+        &self,
+        path: &TinkerPath,
+        change: impl FnOnce(&mut Checkpoint),
+    ) -> Result<(), Refusal> {
+        let mut checkpoint = self.find(path)?;
+        change(&mut checkpoint);
+        self.write_checkpoint(&checkpoint)?;
+        self.lock().checkpoints.insert(path.clone(), checkpoint);
+        Ok(())
+    }
+
+    /// Removes a checkpoint: the record first, so that it is gone whatever happens next.
+    pub(super) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
+        self.find(path)?;
+        disk::remove(&self.record_file(path))?;
+        disk::remove(&self.weights_file(path))?;
+        self.lock().checkpoints.remove(path);
+        Ok(())
+    }
+
+    /// Removes the checkpoints whose time is up.
+    pub(super) fn expire(&self, now: Timestamp) {
+        let expired: Vec<TinkerPath> = self
+            .lock()
+            .checkpoints
+            .values()
+            .filter(|checkpoint| checkpoint.expires_at.is_some_and(|at| at <= now))
+            .map(|checkpoint| checkpoint.path.clone())
+            .collect();
+        for path in expired {
+            if let Err(refusal) = self.delete(&path) {
+                log::warn!(
+                    "local server: {path} has expired but stays: {}",
+                    refusal.detail
+                );
+            }
+        }
+    }
+
+    /// Sets the weights of a checkpoint aside because they cannot be read.
+    pub(super) fn report_damage(&self, path: &TinkerPath, error: &str) {
+        let damaged = self.root.join("damaged");
+        let message = disk::set_aside(&self.weights_file(path), &damaged, error);
+        let _ = disk::remove(&self.record_file(path));
+        self.lock().checkpoints.remove(path);
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        problems.push(message);
+    }
+
+    fn write_checkpoint(&self, checkpoint: &Checkpoint) -> Result<()> {
+        disk::write_json(&self.record_file(&checkpoint.path), checkpoint)
+    }
+
+    fn run_file(&self, id: &str) -> PathBuf {
+        let name = format!("{}.json", disk::escape(id));
+        self.root.join("runs").join(name)
+    }
+
+    fn record_file(&self, path: &TinkerPath) -> PathBuf {
+        self.file(path, "json")
+    }
+
+    fn weights_file(&self, path: &TinkerPath) -> PathBuf {
+        self.file(path, "safetensors")
+    }
+
+    fn file(&self, path: &TinkerPath, extension: &str) -> PathBuf {
+        self.root
+            .join("checkpoints")
+            .join(disk::escape(path.run_id()))
+            .join(path.kind().segment())
+            .join(format!("{}.{extension}", disk::escape(path.name())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelves> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Catalogue {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+}
