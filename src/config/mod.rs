@@ -21,11 +21,14 @@
 //! | `CLOUDFLARE_ACCESS_CLIENT_ID`, `CLOUDFLARE_ACCESS_CLIENT_SECRET` | sent as `CF-Access-*` headers | none |
 //! | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | proxies, in either case of letters | none |
 //! | `HOME` (`USERPROFILE`) | where `.tinker/credentials.json` lies | none |
+//! | `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME` | where downloaded tokenizers lie | `~/.cache/huggingface/hub` |
 //!
 //! `TINKER_FEATURE_GATES` is accepted and has no effect, as in the reference SDK.
 
 mod credentials;
 mod env;
+#[cfg(feature = "text")]
+mod hub;
 mod secret;
 mod url;
 
@@ -39,6 +42,8 @@ use self::url::{host_of, normal_url};
 use crate::error::Result;
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
+#[cfg(feature = "text")]
+pub(crate) use hub::hub_cache;
 pub use secret::Secret;
 
 /// The hosted service, used when no other URL is given.

@@ -13,3 +13,4 @@ mod hostile_values;
 mod loss;
 mod server;
 mod support;
+mod text;
