@@ -7,6 +7,12 @@ use crate::error::{Context, Error, Result};
 /// The `Content-Encoding` of a compressed body.
 pub(crate) const ENCODING: &str = "zstd";
 
+/// The window that compressors use for input of unknown size at ordinary levels: 8 MB.
+const MIN_WINDOW_LOG: u32 = 23;
+
+/// The largest window decoders accept unasked: 128 MB.
+const MAX_WINDOW_LOG: u32 = 27;
+
 /// Compresses a whole body at the default level, replacing what `out` held.
 pub(crate) fn compress(body: &[u8], out: &mut Vec<u8>) -> Result<()> {
     out.clear();
@@ -26,7 +32,12 @@ pub(crate) fn compress(body: &[u8], out: &mut Vec<u8>) -> Result<()> {
 /// [`Error::Invalid`] for a damaged frame or one that holds more than `limit` bytes.
 pub(crate) fn decompress(body: &[u8], limit: usize) -> Result<Vec<u8>> {
     let damaged = |error: std::io::Error| Error::invalid("body", format!("is not zstd: {error}"));
-    let decoder = zstd::stream::read::Decoder::with_buffer(body).map_err(damaged)?;
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(body).map_err(damaged)?;
+    // A frame may ask for a window of any size, which is allocated before anything is read.
+    let window = limit.next_power_of_two().trailing_zeros();
+    decoder
+        .window_log_max(window.clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG))
+        .map_err(damaged)?;
     let mut out = Vec::new();
     decoder
         .take(limit as u64 + 1)

@@ -18,6 +18,9 @@ use crate::types::{ForwardBackwardOutput, LossOutput, TensorData, TensorValues};
 /// bounded by the bytes that came.
 const MAX_STRIPPED_DATUMS: usize = 65_536;
 
+/// The longest name of a field, in bytes. Every datum has its own copy of the name.
+const MAX_NAME: usize = 256;
+
 /// Reads a result. The body is released before returning.
 ///
 /// # Errors
@@ -36,6 +39,9 @@ pub(crate) fn decode_forward_backward_proto(body: Vec<u8>) -> Result<ForwardBack
             .and_then(|count| declared.checked_add(count))
             .ok_or_else(|| reply(format!("{} is not a count of datums", record.num_datums)))?;
         for (name, batch) in record.fields {
+            if name.len() > MAX_NAME {
+                return Err(reply(format!("a field's name has {} bytes", name.len())));
+            }
             let arrays = split(&name, &batch)?;
             columns.entry(name).or_default().extend(arrays);
         }

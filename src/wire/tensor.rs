@@ -100,8 +100,18 @@ pub(super) fn values(what: &str, kind: proto::DType, bytes: &[u8]) -> Result<Ten
     })
 }
 
+/// More dimensions than any array library takes. A shape is copied for every datum of a batch, so
+/// it must not be long.
+const MAX_DIMENSIONS: usize = 64;
+
 /// Reads a shape: every dimension a size.
 pub(super) fn sizes(what: &str, shape: &[i64]) -> Result<Vec<usize>> {
+    if shape.len() > MAX_DIMENSIONS {
+        return Err(Error::Reply(Context::new(format!(
+            "{what}: {} dimensions are too many",
+            shape.len()
+        ))));
+    }
     shape
         .iter()
         .map(|&size| {

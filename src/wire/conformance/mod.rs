@@ -1,5 +1,8 @@
 //! What decides whether the codecs are right: recorded data, the schema, the Python SDK itself.
 
 mod golden;
+mod live;
 mod plain;
+mod properties;
+mod random;
 mod schema;

@@ -36,7 +36,9 @@ fn prepare(version: &str) -> Result<PathBuf, String> {
         .and_then(|file| file.lock().map(|()| file))
         .map_err(|error| error.to_string())?;
     if !ready.exists() {
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
+        run(Command::new("python3")
+            .args(["-m", "venv", "--clear"])
+            .arg(&home))?;
         let package = format!("tinker=={version}");
         run(Command::new(&python).args(["-m", "pip", "install", "--quiet", &package, "numpy"]))?;
         fs::write(&ready, "").map_err(|error| error.to_string())?;
