@@ -14,7 +14,6 @@ mod transport;
 
 pub mod config;
 
-#[allow(dead_code, reason = "until the clients land")]
 mod runtime;
 
 pub mod client;
@@ -28,11 +27,19 @@ pub mod text;
 #[allow(dead_code, reason = "until the server is whole")]
 pub mod local;
 
+pub use client::{SamplingClient, ServiceClient, TrainingClient};
 pub use error::{Error, Result};
+pub use runtime::pending::{AsCompleted, Pending, as_completed, join_all};
 pub use types::{
-    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleOptions,
-    SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
+    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, OptimStepResponse,
+    SampleOptions, SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
 };
+
+/// For tests of this crate and of programs that use it.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::runtime::clock::{Clock, Recording};
+}
 
 #[cfg(test)]
 #[path = "../tests/it/support/scripted.rs"]

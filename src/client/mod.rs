@@ -1,1 +1,26 @@
 //! The clients: short documented methods that delegate.
+//!
+//! Rule: operations of a model's queue return a [`Pending`](crate::Pending); everything else
+//! blocks; `submit_` marks the handle twin of a blocking call. Every client is `Clone + Send +
+//! Sync` around one `Arc`: clone it into your threads.
+//!
+//! After `fork` without `exec` clients are unusable in the child: their threads do not exist
+//! there.
+
+mod batch;
+mod call;
+mod resume;
+mod sampling;
+mod service;
+mod train_ops;
+mod training;
+
+pub use crate::runtime::forward::ChunkOutput;
+pub use crate::runtime::sampling::SamplingProgress;
+pub use batch::SampleBatch;
+pub use call::{CallBody, RawAnswer, RawCall};
+pub use resume::{Recovery, ResumeOptions};
+pub use sampling::{SamplerSource, SamplingClient};
+pub use service::{ServiceClient, TrainingOptions};
+pub use train_ops::{ExportOptions, SaveOptions};
+pub use training::{ChunkOutputs, TrainStep, TrainingClient};

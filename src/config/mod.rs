@@ -34,12 +34,14 @@ mod url;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use self::url::{host_of, normal_url};
 use crate::error::Result;
+use crate::types::QueueUpdate;
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
 #[cfg(feature = "text")]
@@ -89,9 +91,15 @@ pub struct Config {
     pub(crate) connect_timeout: Timeout,
     pub(crate) close_timeout: Duration,
     pub(crate) max_waiting_threads: usize,
+    pub(crate) patience: Duration,
+    pub(crate) stuck_after: Duration,
+    pub(crate) heartbeat: Duration,
+    pub(crate) queue_observer: Option<QueueObserver>,
     pub(crate) dialect: Dialect,
     pub(crate) telemetry: bool,
     pub(crate) log_level: Option<log::LevelFilter>,
+    /// What must live as long as the client: an embedded server.
+    pub(crate) keep_alive: Option<KeepAlive>,
 }
 
 /// A limit in time: the default of the call, none at all, or a value.
@@ -143,6 +151,43 @@ pub enum Dialect {
     Json,
 }
 
+/// The user's function for news about queues.
+#[derive(Clone)]
+pub(crate) struct QueueObserver(Arc<dyn Fn(&QueueUpdate) + Send + Sync>);
+
+impl QueueObserver {
+    pub(crate) fn call(&self, update: &QueueUpdate) {
+        (self.0)(update);
+    }
+}
+
+impl fmt::Debug for QueueObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QueueObserver")
+    }
+}
+
+/// Something that lives as long as the clients of a configuration.
+#[derive(Clone)]
+pub(crate) struct KeepAlive {
+    _held: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+impl KeepAlive {
+    #[cfg(feature = "local")]
+    pub(crate) fn new(held: impl std::any::Any + Send + Sync) -> Self {
+        Self {
+            _held: Arc::new(held),
+        }
+    }
+}
+
+impl fmt::Debug for KeepAlive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeepAlive")
+    }
+}
+
 /// Where requests go out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Proxies {
@@ -191,9 +236,14 @@ impl Default for Config {
             connect_timeout: Timeout::Default,
             close_timeout: Duration::from_secs(5),
             max_waiting_threads: 2_000,
+            patience: Duration::from_secs(300),
+            stuck_after: Duration::from_secs(7_200),
+            heartbeat: Duration::from_secs(10),
+            queue_observer: None,
             dialect: Dialect::Auto,
             telemetry: true,
             log_level: None,
+            keep_alive: None,
         }
     }
 }
@@ -356,6 +406,51 @@ impl Config {
     #[must_use]
     pub fn with_max_waiting_threads(mut self, threads: usize) -> Self {
         self.max_waiting_threads = threads.max(1);
+        self
+    }
+
+    /// How long a result's polls may fail without a break before the operation fails. Default:
+    /// 5 minutes.
+    #[must_use]
+    pub fn with_patience(mut self, limit: Duration) -> Self {
+        self.patience = limit;
+        self
+    }
+
+    /// How long sampling may go on without a single success before it counts as stuck. Default:
+    /// 2 hours.
+    #[must_use]
+    pub fn with_stuck_after(mut self, limit: Duration) -> Self {
+        self.stuck_after = limit;
+        self
+    }
+
+    /// How often the session tells the service that it lives. The service expects 10 s; tests
+    /// set it shorter.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_heartbeat_interval(mut self, interval: Duration) -> Self {
+        self.heartbeat = interval;
+        self
+    }
+
+    /// Calls `observer` whenever the service says something about the queue an operation waits
+    /// in. It runs on a thread that waits for results, so it should be brief; a panic in it is
+    /// caught. Default: none; paused queues are logged once a minute in any case.
+    ///
+    /// ```
+    /// use tinker::config::Config;
+    ///
+    /// let config = Config::default().with_queue_observer(|update| {
+    ///     println!("{} waits: {:?}", update.operation, update.queue);
+    /// });
+    /// ```
+    #[must_use]
+    pub fn with_queue_observer(
+        mut self,
+        observer: impl Fn(&QueueUpdate) + Send + Sync + 'static,
+    ) -> Self {
+        self.queue_observer = Some(QueueObserver(Arc::new(observer)));
         self
     }
 

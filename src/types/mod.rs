@@ -28,6 +28,7 @@ mod ids;
 mod input;
 mod optimizer;
 mod output;
+mod queue;
 mod records;
 mod sampled;
 mod sampling;
@@ -48,6 +49,7 @@ pub use input::{
 };
 pub use optimizer::{AdamParams, DimuonParams, OptimizerConfig, OptimizerFamily, OptimizerParams};
 pub use output::{ForwardBackwardOutput, LossOutput};
+pub use queue::{QueueStatus, QueueUpdate};
 pub use records::*;
 pub use sampled::{
     PromptAltTokens, PromptLogprobs, SampleResponse, SampledSequence, StopReason, TopkLogprobs,

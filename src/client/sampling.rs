@@ -1,0 +1,278 @@
+//! `SamplingClient`: thousands of samples in flight from plain threads.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::batch::SampleBatch;
+use crate::error::{Context, Error, Result};
+use crate::runtime::clock::lock;
+use crate::runtime::pending::Pending;
+use crate::runtime::sampling::{Sampler, SamplingProgress};
+use crate::runtime::session::Session;
+use crate::transport::Request;
+use crate::types::{
+    ModelInput, PromptLogprobs, SampleOptions, SampleRequest, SampleResponse, SamplerInfo,
+};
+use crate::wire::handle::{Holder, SamplerHandle};
+use crate::wire::route;
+
+/// What a sampling client samples from.
+///
+/// A string is taken for a `tinker://` path if it begins like one, else for a base model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SamplerSource {
+    /// A model without an adapter.
+    pub base_model: Option<String>,
+    /// Saved weights.
+    pub model_path: Option<String>,
+    /// Whether the service remembers what stability-aware training needs. Default: no.
+    pub record_stability_info: bool,
+}
+
+impl SamplerSource {
+    /// A model without an adapter.
+    pub fn base_model(name: impl Into<String>) -> Self {
+        Self {
+            base_model: Some(name.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Saved weights: `tinker://…/sampler_weights/…`.
+    pub fn model_path(path: impl Into<String>) -> Self {
+        Self {
+            model_path: Some(path.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Has the service remember what stability-aware training needs.
+    #[must_use]
+    pub fn with_stability_info(mut self) -> Self {
+        self.record_stability_info = true;
+        self
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        match (&self.base_model, &self.model_path) {
+            (None, None) => Err(Error::invalid("model_path", "or a base model is required")),
+            (_, Some(path)) if !path.starts_with("tinker://") => Err(Error::invalid(
+                "model_path",
+                format!("must begin with tinker://, got {path:?}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<&str> for SamplerSource {
+    fn from(text: &str) -> Self {
+        match text.starts_with("tinker://") {
+            true => Self::model_path(text),
+            false => Self::base_model(text),
+        }
+    }
+}
+
+/// Samples from one set of weights.
+///
+/// [`sample`](Self::sample) blocks its own thread only: call it from as many threads as you like.
+/// [`submit_sample`](Self::submit_sample) gives a handle instead, and
+/// [`sample_batch`](Self::sample_batch) works through any number of prompts with bounded memory.
+/// After a 429 all samplers of the same service and key in the process hold back together.
+///
+/// `Clone + Send + Sync` around one `Arc`.
+#[derive(Clone)]
+pub struct SamplingClient {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    sampler: Arc<Sampler>,
+    session: Arc<Session>,
+}
+
+impl SamplingClient {
+    pub(super) fn new(
+        session: Arc<Session>,
+        sampling_session_id: String,
+        record_stability_info: bool,
+        is_clone: bool,
+    ) -> Self {
+        let core = session.core.clone();
+        let sampler = Sampler::new(core, sampling_session_id, record_stability_info, is_clone);
+        Self {
+            inner: Arc::new(Inner { sampler, session }),
+        }
+    }
+
+    /// Samples and waits for the result.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let sampler: tinker::SamplingClient = unimplemented!();
+    /// use tinker::{ModelInput, SampleOptions, SamplingParams};
+    ///
+    /// let prompt = ModelInput::from_ints(vec![9906, 11]);
+    /// let answer = sampler.sample(&prompt, SamplingParams::max_tokens(64))?;
+    /// let options = SampleOptions::from(SamplingParams::max_tokens(64)).with_num_samples(8);
+    /// let eight = sampler.sample(&prompt, options)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for options out of range; otherwise what the service says. Passing
+    /// trouble is retried until sampling counts as stuck (two hours without any success).
+    pub fn sample(
+        &self,
+        prompt: &ModelInput,
+        options: impl Into<SampleOptions>,
+    ) -> Result<SampleResponse> {
+        self.submit_sample(prompt, options)?.join()
+    }
+
+    /// Submits a sample and returns its handle. Dropping the handle cancels the sample.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for options out of range.
+    pub fn submit_sample(
+        &self,
+        prompt: &ModelInput,
+        options: impl Into<SampleOptions>,
+    ) -> Result<Pending<SampleResponse>> {
+        let retries = !self.inner.sampler.core.client_config.sample_no_retries;
+        self.submit(prompt.clone(), options.into(), retries)
+    }
+
+    /// Samples every request, in the order in which results arrive; see [`SampleBatch`].
+    ///
+    /// ```no_run
+    /// # let sampler: tinker::SamplingClient = unimplemented!();
+    /// # let prompts: Vec<tinker::ModelInput> = vec![];
+    /// use tinker::{SampleRequest, SamplingParams};
+    ///
+    /// let requests = prompts.into_iter().map(|prompt| {
+    ///     SampleRequest::new(prompt, SamplingParams::max_tokens(64))
+    /// });
+    /// for (index, result) in sampler.sample_batch(requests) {
+    ///     match result {
+    ///         Ok(response) => println!("{index}: {} tokens", response.sequences[0].tokens.len()),
+    ///         Err(error) => eprintln!("{index}: {error}"),
+    ///     }
+    /// }
+    /// ```
+    pub fn sample_batch<I>(&self, requests: I) -> SampleBatch<I::IntoIter>
+    where
+        I: IntoIterator<Item = SampleRequest>,
+    {
+        SampleBatch::new(self.clone(), requests.into_iter())
+    }
+
+    /// The log probability of each token of the prompt; the first has none.
+    ///
+    /// # Errors
+    ///
+    /// As [`sample`](Self::sample); [`Error::Reply`] if the service scored nothing.
+    pub fn compute_logprobs(&self, prompt: &ModelInput) -> Result<PromptLogprobs> {
+        self.submit_logprobs(prompt)?.join()
+    }
+
+    /// The handle twin of [`compute_logprobs`](Self::compute_logprobs).
+    ///
+    /// # Errors
+    ///
+    /// If the client is closed.
+    pub fn submit_logprobs(&self, prompt: &ModelInput) -> Result<Pending<PromptLogprobs>> {
+        let pending = self.submit(prompt.clone(), SampleOptions::score_prompt(), true)?;
+        Ok(pending.and_then(prompt_logprobs))
+    }
+
+    /// Scores every prompt, in the order in which results arrive.
+    pub fn compute_logprobs_batch<I>(
+        &self,
+        prompts: I,
+    ) -> impl Iterator<Item = (usize, Result<PromptLogprobs>)> + use<I>
+    where
+        I: IntoIterator<Item = ModelInput>,
+    {
+        let score = |prompt| SampleRequest::new(prompt, SampleOptions::score_prompt());
+        SampleBatch::new(self.clone(), prompts.into_iter().map(score))
+            .map(|(index, result)| (index, result.and_then(prompt_logprobs)))
+    }
+
+    /// How this sampler is getting on: counts, tokens, speed, the oldest sample under way.
+    pub fn progress(&self) -> SamplingProgress {
+        let sampler = &self.inner.sampler;
+        sampler.progress.snapshot(sampler.waiting())
+    }
+
+    /// The base model behind the weights.
+    #[doc(alias = "get_base_model")]
+    pub fn base_model(&self) -> Result<String> {
+        let core = &self.inner.session.core;
+        self.inner.session.check_open()?;
+        let route = route::GET_SAMPLER.with_sdk_method(None);
+        let path = route.path(&[self.sampling_session_id()])?;
+        let info: SamplerInfo = core.link.call(Request::to(&route, path), (&route).into())?;
+        Ok(info.base_model)
+    }
+
+    /// The id of the sampling session.
+    pub fn sampling_session_id(&self) -> &str {
+        &self.inner.sampler.sampling_session_id
+    }
+
+    /// A string from which another process, with credentials of its own, can make a client of the
+    /// same sampler: here with
+    /// [`from_sampler_handle`](crate::ServiceClient::from_sampler_handle), or with the Python
+    /// SDK. It carries no credentials, and is of use while this client's session lives.
+    ///
+    /// # Errors
+    ///
+    /// If the service's configuration cannot be written down.
+    #[doc(alias = "get_sampler_handle")]
+    pub fn sampler_handle(&self) -> Result<String> {
+        let core = &self.inner.session.core;
+        let mut holder = Holder::new(core.link.transport().base_url());
+        holder.client_config = core.client_config.clone();
+        holder.client_dynamic_config = lock(&core.dynamic).clone();
+        SamplerHandle {
+            session_id: core.session_id.clone(),
+            sampling_session_id: self.sampling_session_id().to_owned(),
+            holder,
+            record_stability_info: self.inner.sampler.record_stability_info,
+        }
+        .encode()
+    }
+
+    pub(super) fn submit(
+        &self,
+        prompt: ModelInput,
+        options: SampleOptions,
+        retries: bool,
+    ) -> Result<Pending<SampleResponse>> {
+        let keep = self.inner.clone();
+        let inner = &self.inner;
+        inner
+            .sampler
+            .submit(&inner.session, keep, prompt, options, retries)
+    }
+}
+
+impl fmt::Debug for SamplingClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SamplingClient")
+            .field("sampling_session_id", &self.sampling_session_id())
+            .finish_non_exhaustive()
+    }
+}
+
+fn prompt_logprobs(response: SampleResponse) -> Result<PromptLogprobs> {
+    response.prompt_logprobs.ok_or_else(|| {
+        let message = "prompt logprobs were asked for but none came";
+        Error::Reply(Context::new(message))
+    })
+}

@@ -1,0 +1,439 @@
+//! `ServiceClient`: the way in.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::sampling::{SamplerSource, SamplingClient};
+use super::training::TrainingClient;
+use crate::config::Config;
+use crate::error::{Context, Error, Result};
+use crate::runtime::clock::{Clock, Stop, lock};
+use crate::runtime::link::Link;
+use crate::runtime::pending::{OnDrop, Pending, Status, promise};
+use crate::runtime::queue::{Queue, training_result};
+use crate::runtime::session::{Session, fetch_dynamic};
+use crate::runtime::watch::{Accepted, Watch};
+use crate::types::{
+    ClientConfig, DynamicConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities,
+    console,
+};
+use crate::wire::handle::SamplerHandle;
+use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply, FutureReply, decode_json};
+use crate::wire::request::{CreateModelRequest, CreateSamplingSessionRequest, to_json};
+use crate::wire::route::{self, Route};
+
+/// The way in: makes training and sampling clients and knows the account.
+///
+/// Making one does nothing yet; the session with the service begins when the first training or
+/// sampling client needs it, and ends when [`close`](Self::close) is called or the last client
+/// and the last [`Pending`] are dropped. `Clone + Send + Sync` around one `Arc`.
+///
+/// ```
+/// # fn main() -> tinker::Result<()> {
+/// use tinker::{AdamParams, Datum, LoraConfig, LossFn, ModelInput, ServiceClient};
+///
+/// let service = ServiceClient::local()?; // or ServiceClient::from_env()?
+/// let model = service.capabilities()?.supported_models[0].model_name.clone().unwrap();
+/// let training = service.create_lora_training_client(&model, LoraConfig::rank(4))?;
+///
+/// let datum = Datum::new(ModelInput::from_ints(vec![72, 101, 108]))
+///     .with_target_tokens(vec![101, 108, 108])
+///     .with_weights(vec![1.0, 1.0, 1.0]);
+/// let step = training.forward_backward(&[datum], LossFn::CrossEntropy)?;
+/// let optim = training.optim_step(AdamParams::learning_rate(1e-3))?;
+/// println!("loss {:?}", step.join()?.loss());
+/// optim.join()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ServiceClient {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Config,
+    clock: Clock,
+    stop: Stop,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    link: Option<(Arc<Link>, ClientConfig)>,
+    session: Option<Arc<Session>>,
+    closed: bool,
+}
+
+impl ServiceClient {
+    /// A client as the environment describes it; see [`config`](crate::config) for the
+    /// variables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a variable cannot be used.
+    pub fn from_env() -> Result<Self> {
+        Self::new(Config::from_env()?)
+    }
+
+    /// A client as configured.
+    ///
+    /// ```
+    /// use tinker::{ServiceClient, config::Config};
+    ///
+    /// let config = Config::default()
+    ///     .with_base_url("http://127.0.0.1:8000")
+    ///     .with_api_key("tml-mine");
+    /// let service = ServiceClient::new(config)?;
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the base URL cannot be used.
+    pub fn new(config: Config) -> Result<Self> {
+        Self::with_clock(config, Clock::Real)
+    }
+
+    /// A client whose pauses a test can read instead of sitting through.
+    #[doc(hidden)]
+    pub fn with_clock(config: Config, clock: Clock) -> Result<Self> {
+        config.base_url()?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                clock,
+                stop: Stop::default(),
+                state: Mutex::default(),
+            }),
+        })
+    }
+
+    /// A client of an embedded server of its own: no account, no network. The server stops with
+    /// the last client.
+    ///
+    /// # Errors
+    ///
+    /// If no port on the loopback interface can be had.
+    #[cfg(feature = "local")]
+    pub fn local() -> Result<Self> {
+        let server = crate::local::LocalServer::start()?;
+        let mut config = Config::default()
+            .with_base_url(server.base_url())
+            .with_api_key("tml-local");
+        config.keep_alive = Some(crate::config::KeepAlive::new(server));
+        Self::new(config)
+    }
+
+    /// Which models the service offers.
+    #[doc(alias = "get_server_capabilities")]
+    pub fn capabilities(&self) -> Result<ServerCapabilities> {
+        let route = &route::SERVER_CAPABILITIES;
+        let request = crate::transport::Request::to(route, route.fixed_path());
+        self.link()?.call(request, route.into())
+    }
+
+    /// Creates a model with a fresh LoRA adapter and waits until it can be trained.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let service = tinker::ServiceClient::from_env()?;
+    /// use tinker::{LoraConfig, client::TrainingOptions};
+    ///
+    /// let training = service.create_lora_training_client("Qwen/Qwen3-8B", LoraConfig::rank(32))?;
+    /// let options = TrainingOptions::from(LoraConfig::rank(32)).with_metadata("run", "baseline");
+    /// let training = service.create_lora_training_client("Qwen/Qwen3-8B", options)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a rank of 0; otherwise what the service says, such as an unknown
+    /// model.
+    pub fn create_lora_training_client(
+        &self,
+        base_model: &str,
+        options: impl Into<TrainingOptions>,
+    ) -> Result<TrainingClient> {
+        let options = options.into();
+        options.lora.validate()?;
+        let session = self.session()?;
+        let model_id = self.create_model(&session, base_model, &options)?;
+        TrainingClient::start(session, model_id, 1)
+    }
+
+    pub(super) fn create_model(
+        &self,
+        session: &Arc<Session>,
+        base_model: &str,
+        options: &TrainingOptions,
+    ) -> Result<String> {
+        let core = &session.core;
+        let body = to_json(&CreateModelRequest {
+            session_id: core.session_id.as_str().into(),
+            model_seq_id: core.models.fetch_add(1, Ordering::Relaxed),
+            base_model: base_model.into(),
+            user_metadata: options.metadata.as_ref().map(std::borrow::Cow::Borrowed),
+            lora_config: Some(std::borrow::Cow::Borrowed(&options.lora)),
+            optimizer_config: std::borrow::Cow::Borrowed(&options.optimizer),
+        })?;
+        let reply: CreateModelReply =
+            run_future(session, &route::CREATE_MODEL, "CreateModel", &body)?.join()?;
+        Ok(reply.model_id)
+    }
+
+    /// Makes a sampling client for a base model or for saved weights.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let service = tinker::ServiceClient::from_env()?;
+    /// use tinker::client::SamplerSource;
+    ///
+    /// let base = service.create_sampling_client(SamplerSource::base_model("Qwen/Qwen3-8B"))?;
+    /// let tuned = service.create_sampling_client("tinker://run/sampler_weights/final")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if neither a model nor a `tinker://` path is given.
+    pub fn create_sampling_client(
+        &self,
+        source: impl Into<SamplerSource>,
+    ) -> Result<SamplingClient> {
+        let source = source.into();
+        source.validate()?;
+        let session = self.session()?;
+        open_sampler(&session, &source)
+    }
+
+    /// Makes a sampling client from a handle that another client, of this SDK or the Python one,
+    /// made with `sampler_handle`. It joins that client's session with this client's credentials.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the text is not a handle.
+    pub fn from_sampler_handle(&self, handle: &str) -> Result<SamplingClient> {
+        let handle = SamplerHandle::decode(handle)?;
+        let mut config = self.inner.config.clone();
+        config = config.with_base_url(&handle.holder.base_url);
+        for (name, value) in handle.holder.default_headers_overrides {
+            config = config.with_header(name, value);
+        }
+        let (client_config, dynamic) = (
+            handle.holder.client_config,
+            handle.holder.client_dynamic_config,
+        );
+        let stop = Stop::default();
+        let link = Link::with_config(&config, &client_config, self.inner.clock.clone(), stop)?;
+        let session = Session::adopt(
+            Arc::new(link),
+            config,
+            client_config,
+            dynamic,
+            handle.session_id,
+        )?;
+        Ok(SamplingClient::new(
+            session,
+            handle.sampling_session_id,
+            handle.record_stability_info,
+            true,
+        ))
+    }
+
+    /// The id of the session, which this opens if need be.
+    pub fn session_id(&self) -> Result<String> {
+        Ok(self.session()?.core.session_id.clone())
+    }
+
+    /// Where the console shows the session.
+    pub fn session_url(&self) -> Result<String> {
+        Ok(console::session_url(&self.session_id()?))
+    }
+
+    /// Sends what is queued, tells the service how the session ended, and stops every thread.
+    ///
+    /// The first close wins; further ones do nothing. Without it the last drop closes the
+    /// session as a success, or as errored during a panic. A program that is interrupted can
+    /// pass [`FinishReason::Interrupted`].
+    ///
+    /// # Errors
+    ///
+    /// If the service could not be told, or [`Error::Closed`] counting operations that were still
+    /// queued and are given up. The client is closed in any case.
+    pub fn close(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
+        let session = {
+            let mut state = lock(&self.inner.state);
+            state.closed = true;
+            state.link = None;
+            state.session.take()
+        };
+        let result = match session {
+            Some(session) => session.close(reason, detail),
+            None => Ok(()),
+        };
+        self.inner.stop.set();
+        result
+    }
+
+    /// The session, opened at the first call. Others wait for it rather than open their own.
+    pub(super) fn session(&self) -> Result<Arc<Session>> {
+        let mut state = lock(&self.inner.state);
+        if let Some(session) = &state.session {
+            session.check_open()?;
+            return Ok(session.clone());
+        }
+        let (link, client_config) = self.connect(&mut state)?;
+        let dynamic: DynamicConfig = fetch_dynamic(&link)?;
+        let session = Session::open(link, self.inner.config.clone(), client_config, dynamic)?;
+        state.session = Some(session.clone());
+        Ok(session)
+    }
+
+    /// The connections, without a session.
+    pub(super) fn link(&self) -> Result<Arc<Link>> {
+        let mut state = lock(&self.inner.state);
+        Ok(self.connect(&mut state)?.0)
+    }
+
+    fn connect(&self, state: &mut State) -> Result<(Arc<Link>, ClientConfig)> {
+        if state.closed {
+            return Err(Error::Closed(Context::new("create a new client")));
+        }
+        if let Some(known) = &state.link {
+            return Ok(known.clone());
+        }
+        let (clock, stop) = (self.inner.clock.clone(), self.inner.stop.clone());
+        let (link, client_config) = Link::open(&self.inner.config, clock, stop)?;
+        let opened = (Arc::new(link), client_config);
+        state.link = Some(opened.clone());
+        Ok(opened)
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.inner.config
+    }
+}
+
+impl fmt::Debug for ServiceClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let base_url = self.inner.config.base_url().unwrap_or_default();
+        let state = lock(&self.inner.state);
+        f.debug_struct("ServiceClient")
+            .field("base_url", &base_url)
+            .field(
+                "session",
+                &state.session.as_ref().map(|s| &s.core.session_id),
+            )
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a new model is made with.
+///
+/// A bare [`LoraConfig`] will do wherever one is taken.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TrainingOptions {
+    /// The adapter.
+    pub lora: LoraConfig,
+    /// The optimiser family. Default: AdamW.
+    pub optimizer: OptimizerConfig,
+    /// Free-form metadata of the run. Default: none.
+    pub metadata: Option<Map<String, Value>>,
+}
+
+impl From<LoraConfig> for TrainingOptions {
+    fn from(lora: LoraConfig) -> Self {
+        Self {
+            lora,
+            optimizer: OptimizerConfig::default(),
+            metadata: None,
+        }
+    }
+}
+
+impl TrainingOptions {
+    /// Sets the optimiser family.
+    #[must_use]
+    pub fn with_optimizer(mut self, optimizer: OptimizerConfig) -> Self {
+        self.optimizer = optimizer;
+        self
+    }
+
+    /// Adds one entry of metadata.
+    #[must_use]
+    pub fn with_metadata(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.metadata
+            .get_or_insert_default()
+            .insert(key.into(), value.into());
+        self
+    }
+}
+
+/// Calls an endpoint that answers with a future and starts to wait for its JSON result.
+pub(super) fn run_future<T: DeserializeOwned + Send + 'static>(
+    session: &Arc<Session>,
+    route: &'static Route,
+    request_type: &'static str,
+    body: &[u8],
+) -> Result<Pending<T>> {
+    session.check_open()?;
+    let started = Instant::now();
+    let reply: FutureReply = session.core.link.json(route, body)?;
+    let status = Status::new(route.template);
+    status.accepted(&reply.request_id);
+    let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, session.clone());
+    let accepted = Accepted {
+        request_id: reply.request_id,
+        request_type,
+        binary: false,
+        roundtrip: started.elapsed(),
+    };
+    let decode = Arc::new(|_: Option<&str>, body: Vec<u8>| decode_json(&body));
+    Watch::new(
+        session.core.clone(),
+        accepted,
+        status,
+        decode,
+        move |outcome| {
+            promise.resolve(training_result(outcome));
+        },
+    )
+    .start();
+    Ok(pending)
+}
+
+/// Opens a sampling session.
+pub(super) fn open_sampler(
+    session: &Arc<Session>,
+    source: &SamplerSource,
+) -> Result<SamplingClient> {
+    session.check_open()?;
+    let core = &session.core;
+    let body = to_json(&CreateSamplingSessionRequest {
+        session_id: core.session_id.as_str().into(),
+        sampling_session_seq_id: core.samplers.fetch_add(1, Ordering::Relaxed),
+        base_model: source.base_model.as_deref().map(Into::into),
+        model_path: source.model_path.as_deref().map(Into::into),
+    })?;
+    let reply: CreateSamplingSessionReply =
+        core.link.json(&route::CREATE_SAMPLING_SESSION, &body)?;
+    Ok(SamplingClient::new(
+        session.clone(),
+        reply.sampling_session_id,
+        source.record_stability_info,
+        false,
+    ))
+}
+
+impl TrainingClient {
+    /// Starts the queue of a model whose next request has number `next`.
+    pub(super) fn start(session: Arc<Session>, model_id: String, next: i32) -> Result<Self> {
+        Ok(Self::new(Queue::start(session, model_id, next)?))
+    }
+}

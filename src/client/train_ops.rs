@@ -1,0 +1,353 @@
+//! The rest of a model's queue: saving, loading, and questions about the model.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::sampling::{SamplerSource, SamplingClient};
+use super::service::open_sampler;
+use super::training::TrainingClient;
+use crate::config::Secret;
+use crate::error::{Context, Error, Result};
+use crate::runtime::pending::Pending;
+use crate::runtime::queue::Single;
+use crate::types::{
+    LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+};
+use crate::wire::reply::decode_json;
+use crate::wire::request::{
+    GetInfoRequest, LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,
+    SaveWeightsRequest, UnloadModelRequest, to_json,
+};
+use crate::wire::route::{self, Route};
+
+/// What is kept of a checkpoint, and for how long.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SaveOptions {
+    /// How long the service keeps it: from an hour to ten years. Default: for ever.
+    pub ttl: Option<Duration>,
+    /// Whether it may replace one of the same name; training checkpoints only. Default: no.
+    pub overwrite: bool,
+    /// Free-form metadata. Default: none.
+    pub metadata: Option<BTreeMap<String, String>>,
+}
+
+impl SaveOptions {
+    /// Sets how long the checkpoint is kept.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Lets it replace a checkpoint of the same name.
+    #[must_use]
+    pub fn with_overwrite(mut self) -> Self {
+        self.overwrite = true;
+        self
+    }
+
+    /// Adds one entry of metadata.
+    #[must_use]
+    pub fn with_metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metadata
+            .get_or_insert_default()
+            .insert(key.into(), value.into());
+        self
+    }
+}
+
+/// How weights are exported.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExportOptions {
+    /// How long the service keeps them: from an hour to ten years. Default: for ever.
+    pub ttl: Option<Duration>,
+    /// Public keys of [age](https://age-encryption.org) to encrypt them for, at most ten.
+    /// Default: none, which leaves them unencrypted.
+    pub age_recipients: Vec<String>,
+}
+
+impl ExportOptions {
+    /// Sets how long the export is kept.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Adds a public key to encrypt the export for.
+    #[must_use]
+    pub fn with_age_recipient(mut self, key: impl Into<String>) -> Self {
+        self.age_recipients.push(key.into());
+        self
+    }
+}
+
+impl TrainingClient {
+    /// Saves weights and optimiser under a name, to go on from later.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let training: tinker::TrainingClient = unimplemented!();
+    /// use tinker::client::SaveOptions;
+    ///
+    /// let saved = training.save_state("step-100", SaveOptions::default())?.join()?;
+    /// println!("{}", saved.path); // tinker://…/weights/step-100
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an empty name or a ttl out of range.
+    pub fn save_state(
+        &self,
+        name: &str,
+        options: SaveOptions,
+    ) -> Result<Pending<SaveWeightsResponse>> {
+        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
+        let model_id = self.model_id().to_owned();
+        self.submit(&route::SAVE_WEIGHTS, "SaveWeights", move |number| {
+            to_json(&SaveWeightsRequest {
+                model_id: model_id.into(),
+                path: Some(name.into()),
+                seq_id: seq(number),
+                ttl_seconds: ttl,
+                overwrite: options.overwrite,
+                user_metadata: options.metadata.map(std::borrow::Cow::Owned),
+            })
+        })
+    }
+
+    /// Saves weights under a name, for sampling.
+    ///
+    /// # Errors
+    ///
+    /// As [`save_state`](Self::save_state); [`Error::Invalid`] for `overwrite`, which sampler
+    /// weights do not know.
+    pub fn save_weights_for_sampler(
+        &self,
+        name: &str,
+        options: SaveOptions,
+    ) -> Result<Pending<SaveWeightsForSamplerResponse>> {
+        if options.overwrite {
+            let problem = "sampler weights cannot replace others; choose another name";
+            return Err(Error::invalid("overwrite", problem));
+        }
+        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
+        let model_id = self.model_id().to_owned();
+        let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
+        let pending = self.submit(route, "SaveWeightsForSampler", move |number| {
+            to_json(&SaveWeightsForSamplerRequest {
+                model_id: model_id.into(),
+                path: Some(name.into()),
+                sampling_session_seq_id: None,
+                seq_id: seq(number),
+                ttl_seconds: ttl,
+                user_metadata: options.metadata.map(std::borrow::Cow::Owned),
+            })
+        })?;
+        Ok(
+            pending.and_then(|saved: SaveWeightsForSamplerResponse| match saved.path {
+                Some(_) => Ok(saved),
+                None => Err(Error::Reply(Context::new("the saved weights have no path"))),
+            }),
+        )
+    }
+
+    /// Writes the weights in the format other tools read, for download.
+    ///
+    /// # Errors
+    ///
+    /// As [`save_state`](Self::save_state); [`Error::Invalid`] for more than ten recipients.
+    pub fn save_weights_external(
+        &self,
+        name: &str,
+        options: ExportOptions,
+    ) -> Result<Pending<SaveWeightsExternalResponse>> {
+        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
+        let recipients = options.age_recipients;
+        if recipients.len() > 10 {
+            let problem = format!("at most 10 are possible, got {}", recipients.len());
+            return Err(Error::invalid("age_recipients", problem));
+        }
+        let model_id = self.model_id().to_owned();
+        let route = &route::SAVE_WEIGHTS_EXTERNAL;
+        self.submit(route, "SaveWeightsExternal", move |number| {
+            to_json(&SaveWeightsExternalRequest {
+                model_id: model_id.into(),
+                path: name.into(),
+                seq_id: seq(number),
+                ttl_seconds: ttl,
+                age_encryption_recipients: (!recipients.is_empty()).then(|| recipients.into()),
+            })
+        })
+    }
+
+    /// A sampling client for the weights as they are after everything submitted so far. They are
+    /// not kept: when the session ends they are gone.
+    pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
+        let model_id = self.model_id().to_owned();
+        let session = self.queue.session();
+        let core = session.core.clone();
+        let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
+        let saved: SaveWeightsForSamplerResponse = self
+            .submit(route, "SaveWeightsForSampler", move |number| {
+                to_json(&SaveWeightsForSamplerRequest {
+                    model_id: model_id.into(),
+                    path: None,
+                    sampling_session_seq_id: Some(core.samplers.fetch_add(1, Ordering::Relaxed)),
+                    seq_id: seq(number),
+                    ttl_seconds: None,
+                    user_metadata: None,
+                })
+            })?
+            .join()?;
+        match (saved.sampling_session_id, saved.path) {
+            (Some(id), _) => Ok(SamplingClient::new(
+                session.clone(),
+                id.to_string(),
+                false,
+                false,
+            )),
+            // Some servers only save.
+            (None, Some(path)) => self.create_sampling_client(&path),
+            (None, None) => Err(Error::Reply(Context::new(
+                "the saved weights have neither a sampling session nor a path",
+            ))),
+        }
+    }
+
+    /// A sampling client for saved weights, in this client's session.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
+    pub fn create_sampling_client(&self, model_path: &str) -> Result<SamplingClient> {
+        let source = SamplerSource::model_path(model_path);
+        source.validate()?;
+        open_sampler(self.queue.session(), &source)
+    }
+
+    /// Loads saved weights into this model; the optimiser starts afresh.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
+    #[deprecated(
+        note = "use ServiceClient::create_training_client_from_state: the hosted service \
+                         accepts a load only as a model's first request"
+    )]
+    pub fn load_state(&self, path: &str) -> Result<Pending<LoadWeightsResponse>> {
+        self.load(path, false, None)
+    }
+
+    /// Loads saved weights and optimiser into this model.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
+    #[deprecated(
+        note = "use ServiceClient::create_training_client_from_state_with_optimizer: the \
+                         hosted service accepts a load only as a model's first request"
+    )]
+    pub fn load_state_with_optimizer(&self, path: &str) -> Result<Pending<LoadWeightsResponse>> {
+        self.load(path, true, None)
+    }
+
+    pub(super) fn load(
+        &self,
+        path: &str,
+        optimizer: bool,
+        token: Option<Secret>,
+    ) -> Result<Pending<LoadWeightsResponse>> {
+        let path = checked_path(path)?.to_owned();
+        let model_id = self.model_id().to_owned();
+        self.submit(&route::LOAD_WEIGHTS, "LoadWeights", move |number| {
+            let number = u64::from(number.unsigned_abs());
+            let mut request = LoadWeightsRequest::into_model(model_id, number, path, optimizer);
+            request.weights_access_token = token.as_ref().map(|token| token.expose().into());
+            to_json(&request)
+        })
+    }
+
+    /// Frees the model on servers that have this call; others answer 404.
+    pub fn unload_model(&self) -> Result<()> {
+        let body = to_json(&UnloadModelRequest {
+            model_id: self.model_id().into(),
+        })?;
+        let session = self.queue.session();
+        let route = &route::UNLOAD_MODEL;
+        super::service::run_future::<serde_json::Value>(session, route, "UnloadModel", &body)?
+            .join()?;
+        Ok(())
+    }
+
+    /// What the service knows about the model.
+    #[doc(alias = "get_info")]
+    pub fn info(&self) -> Result<ModelInfo> {
+        let body = to_json(&GetInfoRequest {
+            model_id: self.model_id().into(),
+        })?;
+        self.queue.session().check_open()?;
+        self.queue.session().core.link.json(&route::GET_INFO, &body)
+    }
+
+    fn submit<T: DeserializeOwned + Send + 'static>(
+        &self,
+        route: &'static Route,
+        request_type: &'static str,
+        body: impl FnOnce(i32) -> Result<Vec<u8>> + Send + 'static,
+    ) -> Result<Pending<T>> {
+        let (status, promise, pending) = self.queue.promise(route.template);
+        self.queue.submit(vec![Box::new(Single {
+            route,
+            request_type,
+            body: Box::new(body),
+            decode: Arc::new(|_, body| decode_json(&body)),
+            status,
+            promise,
+            after: None,
+        })])?;
+        Ok(pending)
+    }
+}
+
+/// A sequence number as requests carry it.
+pub(super) fn seq(number: i32) -> Option<u64> {
+    Some(number.unsigned_abs().into())
+}
+
+pub(super) fn checked_path(path: &str) -> Result<&str> {
+    match path.starts_with("tinker://") {
+        true => Ok(path),
+        false => Err(Error::invalid(
+            "path",
+            format!("must begin with tinker://, got {path:?}"),
+        )),
+    }
+}
+
+fn checked_name(name: &str) -> Result<String> {
+    match name.is_empty() {
+        true => Err(Error::invalid("name", "must not be empty")),
+        false => Ok(name.to_owned()),
+    }
+}
+
+/// The service keeps checkpoints from an hour to ten years.
+fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
+    const RANGE: std::ops::RangeInclusive<u64> = 3_600..=315_360_000;
+    match ttl.map(|ttl| ttl.as_secs()) {
+        Some(seconds) if !RANGE.contains(&seconds) => Err(Error::invalid(
+            "ttl",
+            format!("must be from one hour to ten years, got {seconds} s"),
+        )),
+        seconds => Ok(seconds),
+    }
+}

@@ -1,0 +1,406 @@
+//! `TrainingClient`: one model's ordered queue.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+
+use super::train_ops::seq;
+use crate::error::{Context, Error, Result};
+use crate::loss::{self, CustomLoss, Objective};
+use crate::runtime::forward::{Call, ChunkOutput, Forward, Gather};
+use crate::runtime::pending::{Pending, Status};
+use crate::runtime::queue::{Gate, Operation, Queue, Single};
+use crate::types::{
+    Datum, ForwardBackwardOutput, Loss, LossFn, OptimStepResponse, OptimizerParams, TensorData,
+    console,
+};
+use crate::wire::reply::{CreateCustomLossReply, decode_json};
+use crate::wire::request::{CreateCustomLossRequest, OptimStepRequest, to_json};
+use crate::wire::route;
+
+/// One model in training.
+///
+/// Every operation returns at once with a [`Pending`]; a worker thread submits operations in the
+/// order of the calls, from however many threads they come, and each result is awaited
+/// separately. So submit `forward_backward` and `optim_step` together and join them afterwards:
+/// that takes one cycle of the service instead of three.
+///
+/// A failed operation never loses the queue: later ones still run. If a request's fate stays
+/// unknown after the last retry, the client is broken: everything pending and later fails at
+/// once with [`Error::Broken`], because the service would hold back whatever follows; create a
+/// new client from the last checkpoint.
+///
+/// `Clone + Send + Sync` around one `Arc`. When the last clone and the last [`Pending`] are gone,
+/// what is still queued is sent for at most [`close_timeout`](crate::config::Config), then given
+/// up with a warning.
+#[derive(Clone)]
+pub struct TrainingClient {
+    pub(super) queue: Arc<Queue>,
+}
+
+impl TrainingClient {
+    pub(super) fn new(queue: Arc<Queue>) -> Self {
+        Self { queue }
+    }
+
+    /// Computes the loss and its gradients, which accumulate until [`optim_step`](Self::optim_step).
+    ///
+    /// The data is shared, not copied; it is encoded and sent in chunks by other threads.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// use tinker::LossFn;
+    ///
+    /// let step = training.forward_backward(&data, LossFn::CrossEntropy)?;
+    /// let clipped = training.forward_backward(&data, LossFn::Ppo.with("clip_low_threshold", 0.8))?;
+    /// println!("{:?}", step.join()?.metrics);
+    /// # clipped.join()?; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for empty data; [`Error::Broken`] and [`Error::Closed`] if nothing can
+    /// be submitted any more. What is wrong with the data itself is found by the worker, before
+    /// anything of the call is sent, and comes with the join.
+    pub fn forward_backward(
+        &self,
+        data: &[Datum],
+        loss: impl Into<Loss>,
+    ) -> Result<Pending<ForwardBackwardOutput>> {
+        let (operation, pending) =
+            self.prepare(data, loss.into(), Pass::Backward, &Gate::default())?;
+        self.queue.submit(vec![operation])?;
+        Ok(pending)
+    }
+
+    /// Computes the loss only; the model's gradients stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_backward`](Self::forward_backward).
+    pub fn forward(
+        &self,
+        data: &[Datum],
+        loss: impl Into<Loss>,
+    ) -> Result<Pending<ForwardBackwardOutput>> {
+        let (operation, pending) =
+            self.prepare(data, loss.into(), Pass::Forward, &Gate::default())?;
+        self.queue.submit(vec![operation])?;
+        Ok(pending)
+    }
+
+    /// Like [`forward_backward`](Self::forward_backward), with the results chunk by chunk as they
+    /// arrive: nothing is held back until the last one.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_backward`](Self::forward_backward).
+    pub fn forward_backward_chunks(
+        &self,
+        data: &[Datum],
+        loss: impl Into<Loss>,
+    ) -> Result<ChunkOutputs> {
+        let status = Status::new("forward_backward");
+        let call = self.call(data, loss.into(), Pass::Backward, status)?;
+        let (sender, results) = unbounded();
+        let operation = Forward {
+            call,
+            gather: Gather::Each(sender),
+            gate: Gate::default(),
+        };
+        self.queue.submit(vec![Box::new(operation)])?;
+        Ok(ChunkOutputs {
+            results,
+            _queue: self.queue.clone(),
+        })
+    }
+
+    /// Applies the accumulated gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for parameters out of range; [`Error::Broken`] and [`Error::Closed`].
+    pub fn optim_step(
+        &self,
+        params: impl Into<OptimizerParams>,
+    ) -> Result<Pending<OptimStepResponse>> {
+        let (operation, pending) = self.prepare_optim(params.into(), None)?;
+        self.queue.submit(vec![operation])?;
+        Ok(pending)
+    }
+
+    /// Submits [`forward_backward`](Self::forward_backward) and [`optim_step`](Self::optim_step)
+    /// together, with no operation of another thread between them. The second is not sent if the
+    /// first could not be submitted.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// use tinker::{AdamParams, LossFn};
+    ///
+    /// let (step, optim) = training
+    ///     .train_step(&data, LossFn::CrossEntropy, AdamParams::learning_rate(1e-4))?
+    ///     .join()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As its two halves.
+    pub fn train_step(
+        &self,
+        data: &[Datum],
+        loss: impl Into<Loss>,
+        params: impl Into<OptimizerParams>,
+    ) -> Result<TrainStep> {
+        let gate = Gate::default();
+        let (first, forward_backward) = self.prepare(data, loss.into(), Pass::Backward, &gate)?;
+        let (second, optim_step) = self.prepare_optim(params.into(), Some(gate))?;
+        self.queue.submit(vec![first, second])?;
+        Ok(TrainStep {
+            forward_backward,
+            optim_step,
+        })
+    }
+
+    /// Trains with a loss of your own: see [`loss`](crate::loss).
+    ///
+    /// Blocks for a forward pass, computes the loss on this thread (so it may borrow), submits
+    /// the backward pass and returns its handle; a later `optim_step` is ordered after it. The
+    /// reported `loss:sum` is your loss; what the service computed in its place is
+    /// `surrogate_loss:sum`. Where the service can run the formula itself, it does.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// use tinker::loss::{input, logprobs};
+    ///
+    /// let ratio = (logprobs() - input("logprobs")).exp();
+    /// let loss = -(ratio * input("advantages")).sum();
+    /// let step = training.forward_backward_custom(&data, loss)?;
+    /// # step.join()?; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_backward`](Self::forward_backward), whatever the forward pass says, and what
+    /// the loss itself returns.
+    pub fn forward_backward_custom(
+        &self,
+        data: &[Datum],
+        loss: impl CustomLoss,
+    ) -> Result<Pending<ForwardBackwardOutput>> {
+        if let (true, Some(objective)) = (self.runs_losses(), loss.as_objective()) {
+            return self.forward_backward_graph(data, &objective);
+        }
+        let forward = self
+            .forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?
+            .join()?;
+        let logprobs = (0..data.len())
+            .map(|index| shaped_logprobs(&forward, data, index))
+            .collect::<Result<Vec<_>>>()?;
+        let value = loss.evaluate(data, &logprobs)?;
+        let data = loss::backward_data(data, &logprobs, &value.gradients)?;
+        let pending = self.forward_backward(&data, LossFn::CrossEntropy)?;
+        Ok(pending.and_then(|mut output| {
+            loss::finish_metrics(&mut output.metrics, value)?;
+            Ok(output)
+        }))
+    }
+
+    fn runs_losses(&self) -> bool {
+        self.queue
+            .session()
+            .core
+            .client_config
+            .custom_loss_server_side
+    }
+
+    /// Has the service run a formula. Each distinct graph is uploaded once per session.
+    fn forward_backward_graph(
+        &self,
+        data: &[Datum],
+        objective: &Objective,
+    ) -> Result<Pending<ForwardBackwardOutput>> {
+        let session = self.queue.session();
+        let core = &session.core;
+        let graph = objective.to_graph(data)?;
+        let key = String::from_utf8_lossy(&to_json(&graph.graph)?).into_owned();
+        let known = core.known_loss(&key);
+        let loss_id = match known {
+            Some(id) => id,
+            None => {
+                let number = core
+                    .losses
+                    .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let body = to_json(&CreateCustomLossRequest {
+                    session_id: core.session_id.as_str().into(),
+                    custom_loss_seq_id: number,
+                    name: graph.name.as_str().into(),
+                    inputs: graph.inputs.as_slice().into(),
+                    graph: std::borrow::Cow::Borrowed(&graph.graph),
+                })?;
+                let route = &route::CREATE_CUSTOM_LOSS;
+                let reply: CreateCustomLossReply =
+                    super::service::run_future(session, route, "CreateCustomLoss", &body)?
+                        .join()?;
+                core.learn_loss(key, reply.loss_id.clone());
+                reply.loss_id
+            }
+        };
+        self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id))
+    }
+
+    fn call(
+        &self,
+        data: &[Datum],
+        loss: Loss,
+        pass: Pass,
+        status: Arc<Status>,
+    ) -> Result<Arc<Call>> {
+        if data.is_empty() {
+            return Err(Error::invalid("data", "must hold at least one datum"));
+        }
+        Ok(Arc::new(Call {
+            data: data.to_vec(),
+            loss,
+            forward_only: pass == Pass::Forward,
+            model_id: self.queue.model_id().to_owned(),
+            status,
+        }))
+    }
+
+    fn prepare(
+        &self,
+        data: &[Datum],
+        loss: Loss,
+        pass: Pass,
+        gate: &Gate,
+    ) -> Result<(Box<dyn Operation>, Pending<ForwardBackwardOutput>)> {
+        let name = match pass {
+            Pass::Forward => "forward",
+            Pass::Backward => "forward_backward",
+        };
+        let (status, promise, pending) = self.queue.promise(name);
+        let operation = Forward {
+            call: self.call(data, loss, pass, status)?,
+            gather: Gather::Whole(promise),
+            gate: gate.clone(),
+        };
+        Ok((
+            Box::new(operation),
+            pending.and_then(ForwardBackwardOutput::combine),
+        ))
+    }
+
+    fn prepare_optim(
+        &self,
+        params: OptimizerParams,
+        after: Option<Gate>,
+    ) -> Result<(Box<dyn Operation>, Pending<OptimStepResponse>)> {
+        params.validate()?;
+        let (status, promise, pending) = self.queue.promise("optim_step");
+        let model_id = self.queue.model_id().to_owned();
+        let operation = Single {
+            route: &route::OPTIM_STEP,
+            request_type: "OptimStep",
+            body: Box::new(move |number| {
+                to_json(&OptimStepRequest::new(model_id, seq(number), &params))
+            }),
+            decode: Arc::new(|_, body| decode_json(&body)),
+            status,
+            promise,
+            after,
+        };
+        Ok((Box::new(operation), pending))
+    }
+
+    /// The model's id, which is also its training run's.
+    pub fn model_id(&self) -> &str {
+        self.queue.model_id()
+    }
+
+    /// Where the console shows the run.
+    pub fn console_url(&self) -> String {
+        console::training_run_url(self.model_id())
+    }
+}
+
+impl fmt::Debug for TrainingClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainingClient")
+            .field("model_id", &self.model_id())
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+/// The logprobs of one datum in the shape of its target tokens.
+fn shaped_logprobs(
+    output: &ForwardBackwardOutput,
+    data: &[Datum],
+    index: usize,
+) -> Result<TensorData> {
+    let missing = || {
+        let message = format!("the forward pass gave no logprobs for data[{index}]");
+        Error::Reply(Context::new(message))
+    };
+    let logprobs = output.output(index, "logprobs").ok_or_else(missing)?;
+    let targets = data[index]
+        .input("target_tokens")
+        .and_then(TensorData::shape);
+    match targets {
+        Some(shape) if logprobs.csr().is_none() => logprobs.clone().with_shape(shape),
+        _ => Ok(logprobs.clone()),
+    }
+}
+
+/// The two halves of a training step, both under way.
+#[derive(Debug)]
+#[must_use = "a dropped handle loses the result; call `join`"]
+pub struct TrainStep {
+    /// The gradients.
+    pub forward_backward: Pending<ForwardBackwardOutput>,
+    /// Their application.
+    pub optim_step: Pending<OptimStepResponse>,
+}
+
+impl TrainStep {
+    /// Waits for both.
+    ///
+    /// # Errors
+    ///
+    /// The first half's error, if it has one, else the second's.
+    pub fn join(self) -> Result<(ForwardBackwardOutput, OptimStepResponse)> {
+        let (first, second) = (self.forward_backward.join(), self.optim_step.join());
+        Ok((first?, second?))
+    }
+}
+
+/// The results of a call chunk by chunk, in the order in which they arrive. A chunk that failed
+/// is an item; others may follow it.
+pub struct ChunkOutputs {
+    results: Receiver<Result<ChunkOutput>>,
+    _queue: Arc<Queue>,
+}
+
+impl Iterator for ChunkOutputs {
+    type Item = Result<ChunkOutput>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.results.recv().ok()
+    }
+}
+
+impl fmt::Debug for ChunkOutputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChunkOutputs").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! Time as a value: real, or driven by a test that wants the list of delays.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Where the runtime gets the time from and how it waits.
+///
+/// Every pause goes through here with a [`Stop`], so that closing a client wakes whoever sleeps.
+#[derive(Debug, Clone, Default)]
+pub enum Clock {
+    /// The system's monotonic clock.
+    #[default]
+    Real,
+    /// A clock that never sleeps: each pause is recorded and moves the time on.
+    Recorded(Arc<Recording>),
+}
+
+/// The pauses a [`Clock::Recorded`] was asked for.
+#[derive(Debug)]
+pub struct Recording {
+    start: Instant,
+    state: Mutex<(Duration, Vec<Duration>)>,
+}
+
+impl Clock {
+    /// A clock for tests: pauses return at once, are listed by [`pauses`](Self::pauses), and
+    /// move [`now`](Self::now) on.
+    pub fn recorded() -> Self {
+        Self::Recorded(Arc::new(Recording {
+            start: Instant::now(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// The present.
+    pub fn now(&self) -> Instant {
+        match self {
+            Self::Real => Instant::now(),
+            Self::Recorded(recording) => recording.start + lock(&recording.state).0,
+        }
+    }
+
+    /// The pauses so far, for a recorded clock; none for the real one.
+    pub fn pauses(&self) -> Vec<Duration> {
+        match self {
+            Self::Real => Vec::new(),
+            Self::Recorded(recording) => lock(&recording.state).1.clone(),
+        }
+    }
+
+    /// Waits before trying something again. Returns whether `stop` was set meanwhile.
+    pub(crate) fn pause(&self, stop: &Stop, duration: Duration) -> bool {
+        match self {
+            Self::Real => stop.wait(Some(duration)),
+            Self::Recorded(recording) => {
+                let mut state = lock(&recording.state);
+                state.0 += duration;
+                state.1.push(duration);
+                drop(state);
+                stop.is_set()
+            }
+        }
+    }
+
+    /// Waits for `changed`, at most for `limit`, which a recorded clock takes as already over.
+    pub(crate) fn wait_for<T>(
+        &self,
+        changed: &Condvar,
+        guard: MutexGuard<'_, T>,
+        limit: Option<Duration>,
+    ) {
+        match (self, limit) {
+            (_, None) => drop(changed.wait(guard)),
+            (Self::Real, Some(limit)) => drop(changed.wait_timeout(guard, limit)),
+            (Self::Recorded(recording), Some(limit)) => {
+                let mut state = lock(&recording.state);
+                state.0 += limit;
+                state.1.push(limit);
+            }
+        }
+    }
+
+    /// Waits for the next beat of a background rhythm, which a recorded clock never reaches.
+    pub(crate) fn beat(&self, stop: &Stop, duration: Duration) -> bool {
+        match self {
+            Self::Real => stop.wait(Some(duration)),
+            Self::Recorded(_) => stop.wait(None),
+        }
+    }
+}
+
+/// A flag that many threads may wait on; once set it stays set.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stop(Arc<(Mutex<bool>, Condvar)>);
+
+impl Stop {
+    pub(crate) fn is_set(&self) -> bool {
+        *lock(&self.0.0)
+    }
+
+    pub(crate) fn set(&self) {
+        *lock(&self.0.0) = true;
+        self.0.1.notify_all();
+    }
+
+    /// Waits until the flag is set or the time is up; `None` waits for the flag alone.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
+        let guard = lock(&self.0.0);
+        match limit {
+            None => *self
+                .0
+                .1
+                .wait_while(guard, |set| !*set)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                *self
+                    .0
+                    .1
+                    .wait_timeout_while(guard, limit, |set| !*set)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        }
+    }
+}
+
+/// Locks, going on after a panic elsewhere: no critical section of ours leaves half a change.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_pauses_move_the_time_and_return_at_once() {
+        let clock = Clock::recorded();
+        let (start, stop) = (clock.now(), Stop::default());
+        assert!(!clock.pause(&stop, Duration::from_secs(30)));
+        assert!(!clock.pause(&stop, Duration::from_secs(1)));
+        assert_eq!(clock.now() - start, Duration::from_secs(31));
+        assert_eq!(
+            clock.pauses(),
+            [Duration::from_secs(30), Duration::from_secs(1)]
+        );
+        stop.set();
+        assert!(clock.pause(&stop, Duration::from_secs(1)));
+        assert!(clock.beat(&stop, Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_set_stop_wakes_a_waiter() {
+        let stop = Stop::default();
+        let waiter = std::thread::spawn({
+            let stop = stop.clone();
+            move || stop.wait(None)
+        });
+        stop.set();
+        assert!(waiter.join().unwrap());
+    }
+}

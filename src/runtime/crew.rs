@@ -1,0 +1,280 @@
+//! Threads that wait: grown on demand, reused, given back when idle, joined at the end.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::clock::lock;
+
+/// Enough for a request, its TLS and the decoding of its answer.
+pub(crate) const STACK: usize = 256 * 1024;
+
+/// How long a thread without work stays.
+const IDLE: Duration = Duration::from_secs(3);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A pool for work that mostly waits for the network, so one thread per job is what it takes.
+///
+/// Up to `limit` threads run at once; jobs past that queue up, first come first served, and
+/// [`is_crowded`](Crew::is_crowded) tells the running ones to take turns.
+#[derive(Clone)]
+pub(crate) struct Crew(Arc<Shared>);
+
+struct Shared {
+    name: &'static str,
+    limit: usize,
+    state: Mutex<State>,
+    gone: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    queue: VecDeque<Job>,
+    /// Idle threads, the most recently used last.
+    idle: Vec<(u64, Sender<Job>)>,
+    running: HashMap<u64, (ThreadId, JoinHandle<()>)>,
+    finished: Vec<JoinHandle<()>>,
+    next_id: u64,
+}
+
+impl Crew {
+    pub(crate) fn new(name: &'static str, limit: usize) -> Self {
+        Self(Arc::new(Shared {
+            name,
+            limit: limit.max(1),
+            state: Mutex::default(),
+            gone: Condvar::new(),
+        }))
+    }
+
+    /// Runs `job` on a thread of its own, or queues it. After [`close`](Self::close) the job is
+    /// dropped, and its promise with it.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let mut job: Job = Box::new(job);
+        let mut state = lock(&self.0.state);
+        if state.closed {
+            drop(state);
+            return;
+        }
+        while let Some((_, idle)) = state.idle.pop() {
+            match idle.try_send(job) {
+                Ok(()) => return,
+                Err(error) => job = error.into_inner(),
+            }
+        }
+        for handle in state.finished.drain(..) {
+            // Each has left its loop, so this does not wait.
+            drop(handle.join());
+        }
+        if state.running.len() < self.0.limit && self.start(&mut state, &mut job) {
+            return;
+        }
+        state.queue.push_back(job);
+    }
+
+    /// Starts a thread for the job; false if the system refuses and others can take it.
+    fn start(&self, state: &mut State, job: &mut Job) -> bool {
+        let id = state.next_id;
+        let first = std::mem::replace(job, Box::new(|| ()));
+        let slot = Arc::new(Mutex::new(Some(first)));
+        let (shared, mine) = (self.0.clone(), slot.clone());
+        let spawned = thread::Builder::new()
+            .name(format!("{}-{id}", self.0.name))
+            .stack_size(STACK)
+            .spawn(move || {
+                let first = lock(&mine).take();
+                shared.work(id, first);
+            });
+        match spawned {
+            Ok(handle) => {
+                state.next_id += 1;
+                state.running.insert(id, (handle.thread().id(), handle));
+                true
+            }
+            Err(error) => {
+                *job = lock(&slot).take().expect("no thread started to take it");
+                log::warn!("cannot start another waiting thread ({error}); requests take turns");
+                false
+            }
+        }
+    }
+
+    /// Whether jobs wait for a thread: long polls should then be short and queue up again.
+    pub(crate) fn is_crowded(&self) -> bool {
+        !lock(&self.0.state).queue.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn threads(&self) -> usize {
+        lock(&self.0.state).running.len()
+    }
+
+    /// Drops queued jobs, lets running ones end, and joins every thread but the caller's own.
+    pub(crate) fn close(&self) {
+        let me = thread::current().id();
+        let mut state = lock(&self.0.state);
+        state.closed = true;
+        let queued = std::mem::take(&mut state.queue);
+        state.idle.clear();
+        drop(state);
+        drop(queued);
+        let mut state = lock(&self.0.state);
+        while state.running.values().any(|(id, _)| *id != me) {
+            state = self
+                .0
+                .gone
+                .wait(state)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        let finished = std::mem::take(&mut state.finished);
+        drop(state);
+        for handle in finished {
+            if handle.thread().id() != me {
+                drop(handle.join());
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self, id: u64, first: Option<Job>) {
+        let mut next = first;
+        while let Some(job) = next {
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                log::error!("a waiting thread caught a panic; the operation it ran has failed");
+            }
+            next = self.next(id);
+        }
+        let mut state = lock(&self.state);
+        state.idle.retain(|(idle, _)| *idle != id);
+        if let Some((_, handle)) = state.running.remove(&id) {
+            state.finished.push(handle);
+        }
+        drop(state);
+        self.gone.notify_all();
+    }
+
+    fn next(&self, id: u64) -> Option<Job> {
+        let inbox: Receiver<Job>;
+        {
+            let mut state = lock(&self.state);
+            if let Some(job) = state.queue.pop_front() {
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            let (sender, receiver) = bounded(1);
+            state.idle.push((id, sender));
+            inbox = receiver;
+        }
+        if let Ok(job) = inbox.recv_timeout(IDLE) {
+            return Some(job);
+        }
+        // A job may have been handed over just before giving up: look once more under the lock.
+        let mut state = lock(&self.state);
+        state.idle.retain(|(idle, _)| *idle != id);
+        inbox.try_recv().ok().or_else(|| state.queue.pop_front())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+
+    #[test]
+    fn grows_on_demand_and_queues_past_the_limit() {
+        let crew = Crew::new("test", 2);
+        let (release, gate) = bounded::<()>(0);
+        let (done, results) = unbounded();
+        for index in 0..4 {
+            let (gate, done) = (gate.clone(), done.clone());
+            crew.run(move || {
+                gate.recv().unwrap();
+                done.send(index).unwrap();
+            });
+        }
+        assert_eq!(crew.threads(), 2);
+        assert!(crew.is_crowded());
+        for _ in 0..4 {
+            release.send(()).unwrap();
+        }
+        let mut seen: Vec<i32> = results.iter().take(4).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2, 3]);
+        crew.close();
+        assert_eq!(crew.threads(), 0);
+    }
+
+    #[test]
+    fn reuses_an_idle_thread() {
+        let crew = Crew::new("test", 100);
+        for _ in 0..50 {
+            let (done, finished) = bounded(1);
+            crew.run(move || done.send(()).unwrap());
+            finished.recv().unwrap();
+        }
+        assert!(crew.threads() <= 4, "{} threads", crew.threads());
+        crew.close();
+    }
+
+    #[test]
+    fn a_panicking_job_leaves_the_crew_working() {
+        let crew = Crew::new("test", 1);
+        crew.run(|| panic!("on purpose"));
+        let (done, finished) = bounded(1);
+        crew.run(move || done.send(7).unwrap());
+        assert_eq!(finished.recv().unwrap(), 7);
+        crew.close();
+    }
+
+    #[test]
+    fn closing_drops_what_is_queued_and_waits_for_what_runs() {
+        let crew = Crew::new("test", 1);
+        let ran = Arc::new(AtomicUsize::new(0));
+        let (release, gate) = bounded::<()>(0);
+        let (started, running) = bounded(1);
+        let count = ran.clone();
+        crew.run(move || {
+            started.send(()).unwrap();
+            gate.recv().unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        running.recv().unwrap();
+        let count = ran.clone();
+        crew.run(move || {
+            count.fetch_add(100, Ordering::SeqCst);
+        });
+        let closer = thread::spawn({
+            let crew = crew.clone();
+            move || crew.close()
+        });
+        release.send(()).unwrap();
+        closer.join().unwrap();
+        // The second job may have been taken up before the close, but never after it.
+        assert!(ran.load(Ordering::SeqCst) % 100 == 1);
+        assert_eq!(crew.threads(), 0);
+    }
+
+    #[test]
+    fn closing_from_its_own_thread_does_not_wait_for_itself() {
+        let crew = Crew::new("test", 4);
+        let (done, finished) = bounded(1);
+        let own = crew.clone();
+        crew.run(move || {
+            own.close();
+            done.send(()).unwrap();
+        });
+        finished.recv().unwrap();
+    }
+}

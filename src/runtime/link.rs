@@ -1,0 +1,447 @@
+//! A call carried out: attempts and the delays between them, credentials, unpaid bills.
+//!
+//! The transport makes single attempts and its `retry` module decides; the one loop that carries
+//! the decisions out for ordinary calls is here.
+
+use std::cell::Cell;
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::de::DeserializeOwned;
+
+use super::clock::{Clock, Stop, lock};
+use super::future::BILLING_PAUSE;
+use crate::config::{Config, Secret};
+use crate::error::{Context, Error, Result};
+use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
+use crate::transport::retry::{
+    Billing, BillingWindow, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
+};
+use crate::transport::{
+    Auth, Body, Fault, FaultKind, PROTOCOL_VERSION, Request, Response, Transport,
+};
+use crate::types::ClientConfig;
+use crate::wire::reply::{AuthTokenReply, decode_json};
+use crate::wire::request::{AuthTokenRequest, ClientConfigRequest, to_json};
+use crate::wire::route::{self, Method, Route};
+
+/// The way to one service: connections, credentials, patience.
+pub(crate) struct Link {
+    transport: Transport,
+    clock: Clock,
+    stop: Stop,
+    auth: Credentials,
+    billing: Mutex<BillingWindow>,
+}
+
+enum Credentials {
+    Key(Secret),
+    /// The service hands out short-lived tokens for the credential.
+    Tokens(Credential, TokenCache),
+}
+
+/// How much trouble a call is worth.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effort {
+    /// Repeats by the HTTP layer.
+    pub(crate) retries: u32,
+    /// Whether the five-minute retry goes around them.
+    pub(crate) outer: bool,
+    /// When to give up, whatever the retries say.
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl From<&Route> for Effort {
+    fn from(route: &Route) -> Self {
+        Self {
+            retries: route.retries,
+            outer: route.outer_retry,
+            deadline: None,
+        }
+    }
+}
+
+impl Effort {
+    /// One attempt.
+    pub(crate) const ONCE: Self = Self {
+        retries: 0,
+        outer: false,
+        deadline: None,
+    };
+
+    pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}
+
+impl Link {
+    /// Finds the credential and asks the service how it wants to be spoken to. A server that has
+    /// no `client/config` gets the defaults.
+    pub(crate) fn open(config: &Config, clock: Clock, stop: Stop) -> Result<(Self, ClientConfig)> {
+        let credential = Credential::resolve(config, CommandPolicy::Optional)?;
+        let mut link = Self {
+            transport: Transport::new(config)?,
+            clock,
+            stop,
+            auth: Credentials::Key(credential.secret()?),
+            billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
+        };
+        let client_config: ClientConfig = link
+            .optional(&route::CLIENT_CONFIG, &config_body()?)?
+            .unwrap_or_default();
+        link.set_billing_pause(&client_config);
+        link.auth = if client_config.pjwt_auth_enabled {
+            let policy = match client_config.credential_default_source.as_str() {
+                "credential_cmd" => CommandPolicy::Required,
+                _ => CommandPolicy::Optional,
+            };
+            Credentials::Tokens(Credential::resolve(config, policy)?, TokenCache::default())
+        } else {
+            Credentials::Key(Credential::resolve_key(config)?)
+        };
+        Ok((link, client_config))
+    }
+
+    /// The same for a client that was handed the service's answer along with its session.
+    pub(crate) fn with_config(
+        config: &Config,
+        client_config: &ClientConfig,
+        clock: Clock,
+        stop: Stop,
+    ) -> Result<Self> {
+        let auth = if client_config.pjwt_auth_enabled {
+            let credential = Credential::resolve(config, CommandPolicy::Optional)?;
+            Credentials::Tokens(credential, TokenCache::default())
+        } else {
+            Credentials::Key(Credential::resolve_key(config)?)
+        };
+        let link = Self {
+            transport: Transport::new(config)?,
+            clock,
+            stop,
+            auth,
+            billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
+        };
+        link.set_billing_pause(client_config);
+        Ok(link)
+    }
+
+    fn set_billing_pause(&self, config: &ClientConfig) {
+        let limit = Duration::from_secs(config.billing_exception_max_pause_duration_sec);
+        *lock(&self.billing) = BillingWindow::new(limit);
+    }
+
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// What tells this client's traffic from another's on the same service.
+    pub(crate) fn identity(&self) -> String {
+        match &self.auth {
+            Credentials::Key(key) => key.expose().to_owned(),
+            Credentials::Tokens(Credential::Key(key) | Credential::Command(key), _) => {
+                key.expose().to_owned()
+            }
+        }
+    }
+
+    /// Who the credential says we are.
+    pub(crate) fn claims(&self) -> Result<Claims> {
+        match &self.auth {
+            Credentials::Tokens(_, cache) => {
+                self.key()?;
+                cache.claims()
+            }
+            Credentials::Key(key) if is_jwt(key) => {
+                Claims::parse(key).and_then(|claims| match claims.is_passport() {
+                    true => Ok(claims),
+                    false => Err(no_identity()),
+                })
+            }
+            Credentials::Key(_) => Err(no_identity()),
+        }
+    }
+
+    /// Renews the token if that is due; how long until it is due again. `None` without tokens.
+    pub(crate) fn refresh_token(&self) -> Option<Duration> {
+        match &self.auth {
+            Credentials::Key(_) => None,
+            Credentials::Tokens(credential, cache) => {
+                Some(cache.refresh(SystemTime::now(), || self.fetch_token(credential)))
+            }
+        }
+    }
+
+    /// The key to send now.
+    pub(crate) fn key(&self) -> Result<Secret> {
+        match &self.auth {
+            Credentials::Key(key) => Ok(key.clone()),
+            Credentials::Tokens(credential, cache) => {
+                cache.token(SystemTime::now(), || self.fetch_token(credential))
+            }
+        }
+    }
+
+    fn fetch_token(&self, credential: &Credential) -> Result<Secret> {
+        let raw = credential.secret()?;
+        let body = to_json(&AuthTokenRequest {})?;
+        let request = Request::to(&route::AUTH_TOKEN, route::AUTH_TOKEN.fixed_path())
+            .with_body(Body::Json(&body));
+        let effort = Effort::from(&route::AUTH_TOKEN);
+        let reply: AuthTokenReply =
+            self.rounds(request, effort, &|| Ok(raw.clone()), &decode_reply)?;
+        Ok(Secret::from(reply.jwt))
+    }
+
+    /// Calls an endpoint and reads its JSON answer.
+    pub(crate) fn json<T: DeserializeOwned>(&self, route: &Route, body: &[u8]) -> Result<T> {
+        let request = Request::to(route, route.fixed_path()).with_body(Body::Json(body));
+        self.call(request, route.into())
+    }
+
+    /// Calls an endpoint that not every server has: `None` for a 404.
+    pub(crate) fn optional<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        body: &[u8],
+    ) -> Result<Option<T>> {
+        match self.json(route, body) {
+            Ok(reply) => Ok(Some(reply)),
+            Err(error) if error.status() == Some(404) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Carries out a call and reads its JSON answer. An answer that cannot be read is repeated
+    /// like one that did not come.
+    pub(crate) fn call<T: DeserializeOwned>(
+        &self,
+        request: Request<'_>,
+        effort: Effort,
+    ) -> Result<T> {
+        self.rounds(request, effort, &|| self.key(), &decode_reply)
+    }
+
+    /// Carries out a call whatever its answer holds.
+    pub(crate) fn call_raw(&self, request: Request<'_>, effort: Effort) -> Result<Response> {
+        self.rounds(request, effort, &|| self.key(), &|response| Ok(response))
+    }
+
+    /// Submits a numbered request. The error says whether an attempt may have taken effect.
+    pub(crate) fn submit<T: DeserializeOwned>(
+        &self,
+        request: Request<'_>,
+        effort: Effort,
+    ) -> Result<T, Unaccepted> {
+        let arrived = Cell::new(false);
+        self.tracked_rounds(request, effort, &|| self.key(), &decode_reply, &arrived)
+            .map_err(|error| Unaccepted {
+                error,
+                arrived: arrived.get(),
+            })
+    }
+
+    /// One attempt, without a verdict.
+    pub(crate) fn attempt(&self, request: Request<'_>) -> Result<Response, AttemptError> {
+        let key = self.key().map_err(AttemptError::Credentials)?;
+        let mut request = request;
+        request.auth = Auth::Key(&key);
+        self.transport
+            .exchange(&request)
+            .map_err(AttemptError::Fault)
+    }
+
+    /// Whether a 402 falls into the pause for topping up; says so once a minute.
+    pub(crate) fn billing_pause(&self) -> bool {
+        match lock(&self.billing).refused(self.clock.now()) {
+            Billing::GiveUp => false,
+            Billing::Pause { log } => {
+                if log {
+                    log::warn!(
+                        "the service reports that payment is due (402); waiting, add credit in \
+                         the console to go on"
+                    );
+                }
+                true
+            }
+        }
+    }
+
+    fn rounds<T>(
+        &self,
+        request: Request<'_>,
+        effort: Effort,
+        key: &dyn Fn() -> Result<Secret>,
+        decode: &dyn Fn(Response) -> Result<T>,
+    ) -> Result<T> {
+        self.tracked_rounds(request, effort, key, decode, &Cell::new(false))
+    }
+
+    /// The outer retry around rounds of the HTTP layer. `arrived` is set once an attempt may
+    /// have taken effect although it failed.
+    fn tracked_rounds<T>(
+        &self,
+        request: Request<'_>,
+        effort: Effort,
+        key: &dyn Fn() -> Result<Secret>,
+        decode: &dyn Fn(Response) -> Result<T>,
+        arrived: &Cell<bool>,
+    ) -> Result<T> {
+        let start = self.clock.now();
+        let mut tries = 0;
+        loop {
+            let error = match self.round(&request, effort, key, decode, arrived) {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            if !effort.outer {
+                return Err(error);
+            }
+            if error.status() == Some(402) && self.billing_pause() {
+                self.pause(BILLING_PAUSE, effort.deadline, &error)?;
+                continue;
+            }
+            let elapsed = self.clock.now().saturating_duration_since(start);
+            match outer_verdict(&error, tries, elapsed) {
+                Verdict::Retry(delay) => self.pause(delay, effort.deadline, &error)?,
+                Verdict::Done | Verdict::Fail => return Err(error),
+            }
+            tries += 1;
+        }
+    }
+
+    /// Attempts with the same idempotency key, as often as the HTTP layer allows.
+    fn round<T>(
+        &self,
+        request: &Request<'_>,
+        effort: Effort,
+        key: &dyn Fn() -> Result<Secret>,
+        decode: &dyn Fn(Response) -> Result<T>,
+        arrived: &Cell<bool>,
+    ) -> Result<T> {
+        let idempotency = (request.method != Method::Get && request.idempotency_key.is_none())
+            .then(|| format!("tinker-sdk-retry-{}", uuid::Uuid::new_v4()));
+        let mut request = request.clone();
+        if let Some(idempotency) = &idempotency {
+            request = request.with_idempotency_key(idempotency);
+        }
+        for tries in 0.. {
+            // An exchange of credentials that failed is not repeated here.
+            let key = key()?;
+            let mut attempt = request.clone();
+            attempt.auth = Auth::Key(&key);
+            attempt.retry_count = tries;
+            let outcome = self.transport.exchange(&attempt);
+            let now = SystemTime::now();
+            let (outcome, error) = match outcome {
+                Ok(response) if response.is_success() => {
+                    note_deprecation(&response, &request.label);
+                    match decode(response) {
+                        Ok(value) => return Ok(value),
+                        // Repeated like a broken connection; surfaces as what it is.
+                        Err(error) => (
+                            Err(Fault::new(FaultKind::Malformed, error.to_string())),
+                            error.for_request(&request.label),
+                        ),
+                    }
+                }
+                Ok(response) => {
+                    let error = error_from_response(&response, &request.label, now);
+                    (Ok(response), error)
+                }
+                Err(fault) => {
+                    let error = fault.to_error(&request.label);
+                    (Err(fault), error)
+                }
+            };
+            if may_have_arrived(&outcome) {
+                arrived.set(true);
+            }
+            match http_verdict(&outcome, tries, effort.retries, now, fastrand::f64()) {
+                Verdict::Retry(delay) => self.pause(delay, effort.deadline, &error)?,
+                Verdict::Done | Verdict::Fail => {
+                    if let Ok(response) = &outcome {
+                        note_deprecation(response, &request.label);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        unreachable!("the verdict ends the loop at its limit of retries")
+    }
+
+    /// Waits before another attempt; an error if the client stops or the deadline comes first.
+    fn pause(&self, delay: Duration, deadline: Option<Instant>, cause: &Error) -> Result<()> {
+        if let Some(deadline) = deadline {
+            if self.clock.now() + delay >= deadline {
+                let message = "the deadline would pass before the next attempt";
+                let mut context = *Context::caused(message, cause.clone());
+                context.request = cause.context().and_then(|inner| inner.request.clone());
+                return Err(Error::Timeout(Box::new(context)));
+            }
+        }
+        log::debug!("trying again in {delay:?}: {cause}");
+        if self.clock.pause(&self.stop, delay) {
+            return Err(Error::Closed(Context::caused(
+                "the client was closed while this waited for another attempt",
+                cause.clone(),
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A numbered request that the service did not accept.
+#[derive(Debug)]
+pub(crate) struct Unaccepted {
+    pub(crate) error: Error,
+    /// Whether an attempt may have taken effect all the same.
+    pub(crate) arrived: bool,
+}
+
+/// A server that failed may have done the work first; one that refused has not.
+fn may_have_arrived(outcome: &Result<Response, Fault>) -> bool {
+    match outcome {
+        Ok(response) => response.status() == 408 || response.status() >= 500,
+        Err(fault) => fault.may_have_arrived(),
+    }
+}
+
+/// Why a single attempt brought no answer.
+pub(crate) enum AttemptError {
+    Credentials(Error),
+    Fault(Fault),
+}
+
+/// What the configuration endpoints want to know.
+pub(crate) fn config_body() -> Result<Vec<u8>> {
+    to_json(&ClientConfigRequest {
+        sdk_version: PROTOCOL_VERSION.into(),
+    })
+}
+
+fn decode_reply<T: DeserializeOwned>(response: Response) -> Result<T> {
+    decode_json(&response.body)
+}
+
+fn note_deprecation(response: &Response, label: &str) {
+    if let Some((level, note)) = deprecation(&response.head) {
+        log::log!(level, "{label}: {note}");
+    }
+}
+
+fn no_identity() -> Error {
+    Error::Credentials(Context::new(
+        "an API key does not say whose it is; identity is known only where the service exchanges \
+         tokens",
+    ))
+}

@@ -1,0 +1,383 @@
+//! One long poll for all samples of a sampler, where the service offers `retrieve_futures`.
+//!
+//! Waiting then needs no thread per sample: a sample registers what to do once it has ended.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::clock::lock;
+use super::core::Core;
+use super::future::BILLING_PAUSE;
+use super::link::AttemptError;
+use crate::error::{Context, Error, Result};
+use crate::transport::retry::error_from_response;
+use crate::transport::{Body, Request, Response};
+use crate::wire::reply::{Completion, CompletionsReply, decode_json};
+use crate::wire::request::{FuturesTarget, RetrieveFuturesRequest, to_json};
+use crate::wire::route::RETRIEVE_FUTURES;
+
+/// Called with the size of the result, 0 if unknown, once the request has ended.
+type Waiter = Box<dyn FnOnce(Result<u64>) + Send>;
+
+/// The poller of one sampler. Cloning shares it.
+#[derive(Clone)]
+pub(crate) struct Poller(Arc<Shared>);
+
+struct Shared {
+    sampling_session_id: String,
+    clone_id: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: HashMap<String, Waiter>,
+    /// Ended before anyone asked.
+    early: HashMap<String, u64>,
+    /// Fetched, and to be reported by the next poll.
+    fetched: BTreeSet<String>,
+    cursor: u64,
+    dead: Option<Error>,
+    closed: bool,
+}
+
+/// What one poll brought.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Completions,
+    TimedOut,
+    /// No answer, or one that cannot be read.
+    Fault(Error),
+    Status {
+        error: Error,
+        paused: bool,
+    },
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Poll,
+    Wait(Duration),
+    /// Those who wait now are told; later ones may try again.
+    GiveUp(Error),
+    /// Nobody can be served any more.
+    Die(Error),
+}
+
+/// The poller's memory between polls; pure.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    patience: Duration,
+    bad_requests: u32,
+    failing_since: Option<Instant>,
+}
+
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// 400s in a row that are put down to something on the way.
+const FORGIVEN: u32 = 3;
+
+impl Machine {
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            bad_requests: 0,
+            failing_since: None,
+        }
+    }
+
+    pub(crate) fn next(&mut self, answer: Answer, now: Instant) -> Verdict {
+        match answer {
+            Answer::Completions => {
+                self.bad_requests = 0;
+                self.failing_since = None;
+                Verdict::Poll
+            }
+            Answer::TimedOut => Verdict::Poll,
+            Answer::Fault(error) => self.fault(error, now),
+            Answer::Status { error, paused } => match error.status() {
+                Some(402) if paused => Verdict::Wait(BILLING_PAUSE),
+                Some(400) if self.bad_requests < FORGIVEN => {
+                    self.bad_requests += 1;
+                    Verdict::Wait(PAUSE)
+                }
+                Some(429) => Verdict::Wait(error.retry_after().unwrap_or(PAUSE)),
+                Some(408 | 409 | 500..) => self.fault(error, now),
+                _ => Verdict::Die(error),
+            },
+        }
+    }
+
+    fn fault(&mut self, error: Error, now: Instant) -> Verdict {
+        let since = *self.failing_since.get_or_insert(now);
+        if now.saturating_duration_since(since) < self.patience {
+            return Verdict::Wait(PAUSE);
+        }
+        self.failing_since = None;
+        Verdict::GiveUp(error)
+    }
+}
+
+impl Poller {
+    /// Starts the poller's thread.
+    pub(crate) fn start(
+        core: &Arc<Core>,
+        sampling_session_id: &str,
+        clone_id: u64,
+    ) -> Result<Self> {
+        let poller = Self(Arc::new(Shared {
+            sampling_session_id: sampling_session_id.to_owned(),
+            clone_id,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }));
+        let (shared, waker) = (poller.0.clone(), poller.0.clone());
+        core.on_stop(move || waker.changed.notify_all());
+        Core::spawn(core, "tinker-poll", move |core| shared.run(core))?;
+        Ok(poller)
+    }
+
+    /// Calls `waiter` when the request has ended: at once, if it already has.
+    pub(crate) fn wait(&self, request_id: &str, waiter: Waiter) {
+        let mut state = lock(&self.0.state);
+        if let Some(size) = state.early.remove(request_id) {
+            drop(state);
+            return waiter(Ok(size));
+        }
+        if let Some(error) = state.dead.clone() {
+            drop(state);
+            return waiter(Err(error));
+        }
+        state.waiting.insert(request_id.to_owned(), waiter);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Notes that a result was fetched, or will never be.
+    pub(crate) fn fetched(&self, request_id: &str) {
+        let mut state = lock(&self.0.state);
+        state.waiting.remove(request_id);
+        state.fetched.insert(request_id.to_owned());
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// Lets the thread end after its present poll; those who still wait are told.
+    pub(crate) fn close(&self) {
+        lock(&self.0.state).closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn run(&self, core: &Core) {
+        let mut machine = Machine::new(core.patience());
+        while self.has_work(core) {
+            let answer = self.poll(core);
+            match machine.next(answer, core.link.clock().now()) {
+                Verdict::Poll => {}
+                Verdict::Wait(delay) => {
+                    core.link.clock().pause(core.link.stop(), delay);
+                }
+                Verdict::GiveUp(error) => self.fail(&error, false),
+                Verdict::Die(error) => return self.fail(&error, true),
+            }
+        }
+        self.fail(&Error::Closed(Context::new("the client was closed")), true);
+    }
+
+    /// Waits until someone waits or there is something to report; false to end.
+    fn has_work(&self, core: &Core) -> bool {
+        let ends = |state: &State| state.closed || core.link.stop().is_set();
+        let state = lock(&self.state);
+        let state = self
+            .changed
+            .wait_while(state, |state| {
+                state.waiting.is_empty() && state.fetched.is_empty() && !ends(state)
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        !ends(&state)
+    }
+
+    fn fail(&self, error: &Error, for_good: bool) {
+        let mut state = lock(&self.state);
+        if for_good {
+            state.dead = Some(error.clone());
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for waiter in waiting.into_values() {
+            waiter(Err(error.clone()));
+        }
+    }
+
+    fn poll(&self, core: &Core) -> Answer {
+        let (cursor, reported) = {
+            let state = lock(&self.state);
+            let reported: Vec<String> = state.fetched.iter().cloned().collect();
+            (state.cursor, reported)
+        };
+        let body = to_json(&RetrieveFuturesRequest {
+            target: FuturesTarget {
+                sampling_session_id: self.sampling_session_id.as_str().into(),
+                cloned_sampler_id: self.clone_id,
+            },
+            prev_cursor: cursor,
+            timeout: None,
+            retrieved_request_ids: reported.as_slice().into(),
+        });
+        let label = RETRIEVE_FUTURES.label();
+        let outcome = body.map_err(AttemptError::Credentials).and_then(|body| {
+            let request = Request::to(&RETRIEVE_FUTURES, RETRIEVE_FUTURES.fixed_path())
+                .with_body(Body::Json(&body));
+            core.link.attempt(request)
+        });
+        match outcome {
+            Ok(response) if response.is_success() => match self.take(&response, &reported) {
+                Ok(()) => Answer::Completions,
+                Err(error) => Answer::Fault(error),
+            },
+            Ok(response) => Answer::Status {
+                paused: response.status() == 402 && core.link.billing_pause(),
+                error: error_from_response(&response, &label, SystemTime::now()),
+            },
+            Err(AttemptError::Fault(fault)) if fault.is_timeout() && fault.may_have_arrived() => {
+                Answer::TimedOut
+            }
+            Err(AttemptError::Fault(fault)) => Answer::Fault(fault.to_error(&label)),
+            Err(AttemptError::Credentials(error)) => Answer::Fault(error),
+        }
+    }
+
+    /// Wakes those whose requests have ended.
+    fn take(&self, response: &Response, reported: &[String]) -> Result<()> {
+        let reply: CompletionsReply = decode_json(&response.body)?;
+        let mut woken = Vec::new();
+        let mut state = lock(&self.state);
+        state.cursor = reply.cursor;
+        for id in reported {
+            state.fetched.remove(id);
+        }
+        for completion in &reply.completions {
+            let id = completion.request_id();
+            let size = match completion {
+                Completion::Finished { .. } => completion.payload_size().unwrap_or(0),
+                Completion::Failed { .. } => 0,
+            };
+            match state.waiting.remove(id) {
+                Some(waiter) => woken.push((waiter, size)),
+                None => drop(state.early.insert(id.to_owned(), size)),
+            }
+        }
+        drop(state);
+        for (waiter, size) in woken {
+            waiter(Ok(size));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(status: u16) -> Answer {
+        let mut context = Context::new("scripted");
+        context.status = Some(status);
+        Answer::Status {
+            error: Error::Status(context),
+            paused: false,
+        }
+    }
+
+    /// Feeds the answers, one second apart, and lists the verdicts.
+    #[track_caller]
+    fn check(answers: Vec<Answer>, expected: &[&str]) {
+        let mut machine = Machine::new(Duration::from_secs(3));
+        let mut now = Instant::now();
+        let seen: Vec<String> = answers
+            .into_iter()
+            .map(|answer| {
+                now += Duration::from_secs(1);
+                match machine.next(answer, now) {
+                    Verdict::Poll => "poll".into(),
+                    Verdict::Wait(delay) => format!("wait {}", delay.as_secs()),
+                    Verdict::GiveUp(_) => "give up".into(),
+                    Verdict::Die(_) => "die".into(),
+                }
+            })
+            .collect();
+        assert_eq!(seen, expected);
+    }
+
+    fn fault() -> Answer {
+        Answer::Fault(Error::Connection(Context::new("reset")))
+    }
+
+    #[test]
+    fn completions_and_silence_are_polled_again_at_once() {
+        check(
+            vec![Answer::Completions, Answer::TimedOut],
+            &["poll", "poll"],
+        );
+    }
+
+    #[test]
+    fn passing_failures_wait_a_second() {
+        for code in [408, 409, 429, 500, 503] {
+            check(vec![status(code)], &["wait 1"]);
+        }
+        check(vec![fault()], &["wait 1"]);
+    }
+
+    #[test]
+    fn failures_without_a_break_are_told_but_do_not_end_the_poller() {
+        check(
+            vec![
+                fault(),
+                fault(),
+                fault(),
+                fault(),
+                fault(),
+                Answer::Completions,
+            ],
+            &["wait 1", "wait 1", "wait 1", "give up", "wait 1", "poll"],
+        );
+    }
+
+    #[test]
+    fn three_bad_requests_are_forgiven_until_a_success() {
+        check(
+            vec![status(400), status(400), status(400), status(400)],
+            &["wait 1", "wait 1", "wait 1", "die"],
+        );
+        check(
+            vec![
+                status(400),
+                status(400),
+                status(400),
+                Answer::Completions,
+                status(400),
+            ],
+            &["wait 1", "wait 1", "wait 1", "poll", "wait 1"],
+        );
+    }
+
+    #[test]
+    fn other_statuses_end_it() {
+        for code in [401, 402, 403, 404, 410, 422] {
+            check(vec![status(code)], &["die"]);
+        }
+        let unpaid = Answer::Status {
+            error: match status(402) {
+                Answer::Status { error, .. } => error,
+                _ => unreachable!(),
+            },
+            paused: true,
+        };
+        check(vec![unpaid], &["wait 5"]);
+    }
+}

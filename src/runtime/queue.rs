@@ -1,0 +1,388 @@
+//! A model's operations: submitted in order by one worker thread, awaited apart from that.
+//!
+//! The worker never waits for a result. It draws sequence numbers as it sends, so an operation
+//! that was never sent takes none, and it settles what a failed submission did to the sequence
+//! before it goes on.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::{self, ThreadId};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::clock::lock;
+use super::core::Core;
+use super::link::{Link, Unaccepted};
+use super::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
+use super::sequence::{Sent, Sequel, settle};
+use super::session::{Backlog, Session};
+use super::watch::{Accepted, Decode, Outcome, Watch};
+use crate::error::{Context, Error, Result};
+use crate::transport::{Body, Request};
+use crate::wire::reply::FutureReply;
+use crate::wire::route::Route;
+
+/// The owner of a model's queue. Clients and handles share it; when the last one goes, what is
+/// queued is still sent, for at most the configured time.
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) core: Arc<Core>,
+    pub(crate) model_id: String,
+    sender: Mutex<Option<Sender<Box<dyn Operation>>>>,
+    backlog: Mutex<usize>,
+    sent: Condvar,
+    broken: Mutex<Option<Error>>,
+    open: Mutex<Vec<Aborter>>,
+    halted: AtomicBool,
+    worker: OnceLock<ThreadId>,
+}
+
+/// Something the worker submits.
+pub(crate) trait Operation: Send {
+    /// Submits it. False if that failed, and so must whatever depends on it.
+    fn run(self: Box<Self>, worker: &mut Worker);
+    /// Ends it unsent.
+    fn fail(self: Box<Self>, error: Error);
+}
+
+/// Whether an operation was submitted, for one that depends on it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Gate(Arc<AtomicBool>);
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Queue {
+    /// Starts the worker. `next` is the first sequence number it gives out.
+    pub(crate) fn start(session: Arc<Session>, model_id: String, next: i32) -> Result<Arc<Self>> {
+        let (sender, operations) = unbounded();
+        let shared = Arc::new(Shared {
+            core: session.core.clone(),
+            model_id,
+            sender: Mutex::new(Some(sender)),
+            backlog: Mutex::new(0),
+            sent: Condvar::new(),
+            broken: Mutex::new(None),
+            open: Mutex::default(),
+            halted: AtomicBool::new(false),
+            worker: OnceLock::new(),
+        });
+        let mut worker = Worker {
+            shared: shared.clone(),
+            next,
+        };
+        Core::spawn(&session.core, "tinker-train", move |_| {
+            worker.work(&operations)
+        })?;
+        let waker = Arc::downgrade(&shared);
+        session.core.on_stop(move || {
+            if let Some(shared) = waker.upgrade() {
+                shared.halt();
+            }
+        });
+        let backlog: Arc<dyn Backlog> = shared.clone();
+        session.add_backlog(Arc::downgrade(&backlog));
+        Ok(Arc::new(Self { shared, session }))
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(crate) fn model_id(&self) -> &str {
+        &self.shared.model_id
+    }
+
+    /// Makes the two ends of an operation of this queue.
+    pub(crate) fn promise<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: &'static str,
+    ) -> (Arc<Status>, Promise<T>, Pending<T>) {
+        let status = Status::new(operation);
+        let keep: Arc<dyn Any + Send + Sync> = self.clone();
+        let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        let mut open = lock(&self.shared.open);
+        if open.len() >= 64 && open.len().is_power_of_two() {
+            open.retain(|is_open| is_open(None));
+        }
+        open.push(promise.aborter());
+        (status, promise, pending)
+    }
+
+    /// Queues operations one after the other, with none of another caller between them.
+    pub(crate) fn submit(&self, operations: Vec<Box<dyn Operation>>) -> Result<()> {
+        self.session.check_open()?;
+        let sender = lock(&self.shared.sender);
+        if let Some(error) = lock(&self.shared.broken).clone() {
+            return Err(error);
+        }
+        let Some(sender) = &*sender else {
+            return Err(Error::Closed(Context::new(
+                "the training client was closed",
+            )));
+        };
+        for operation in operations {
+            *lock(&self.shared.backlog) += 1;
+            if sender.send(operation).is_err() {
+                *lock(&self.shared.backlog) -= 1;
+                return Err(Error::Closed(Context::new("the queue's worker has ended")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        drop(lock(&shared.sender).take());
+        if shared.worker.get() == Some(&thread::current().id()) {
+            // The worker itself drops the last handle: it sends the rest after this.
+            return;
+        }
+        let limit = shared.core.config.close_timeout;
+        shared.drain(Instant::now() + limit);
+        let left = shared.abandon();
+        if left > 0 {
+            log::warn!(
+                "{left} operations of {} were not sent within {limit:?} and are given up",
+                shared.model_id
+            );
+        }
+    }
+}
+
+impl Backlog for Shared {
+    fn drain(&self, deadline: Instant) {
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let backlog = lock(&self.backlog);
+        drop(
+            self.sent
+                .wait_timeout_while(backlog, limit, |left| *left > 0),
+        );
+    }
+
+    fn abandon(&self) -> usize {
+        let left = *lock(&self.backlog);
+        if left > 0 {
+            self.halt();
+        }
+        left
+    }
+}
+
+impl Shared {
+    fn halt(&self) {
+        self.halted.store(true, Ordering::Relaxed);
+        drop(lock(&self.sender).take());
+    }
+
+    /// Nothing more can be sent for this model: everyone is told at once.
+    fn break_down(&self, number: i32, cause: &Error) -> Error {
+        let mut context = *Context::caused(
+            format!(
+                "request number {number} of {} may or may not have taken effect, so nothing can \
+                 follow it",
+                self.model_id
+            ),
+            cause.clone(),
+        );
+        context.status = cause.status();
+        context.request = cause.context().and_then(|inner| inner.request.clone());
+        let error = Error::Broken(Box::new(context));
+        log::error!("{error}");
+        *lock(&self.broken) = Some(error.clone());
+        let open = std::mem::take(&mut *lock(&self.open));
+        for abort in open {
+            abort(Some(error.clone()));
+        }
+        error
+    }
+}
+
+/// The thread that submits.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    next: i32,
+}
+
+impl Worker {
+    fn work(&mut self, operations: &Receiver<Box<dyn Operation>>) {
+        let _ = self.shared.worker.set(thread::current().id());
+        for operation in operations {
+            let broken = lock(&self.shared.broken).clone();
+            if let Some(error) = broken {
+                operation.fail(error);
+            } else if self.shared.halted.load(Ordering::Relaxed) {
+                operation.fail(Error::Closed(Context::new(
+                    "given up when the client closed",
+                )));
+            } else {
+                self.run(operation);
+            }
+            *lock(&self.shared.backlog) -= 1;
+            self.shared.sent.notify_all();
+        }
+    }
+
+    /// A panic in one operation must not end the queue.
+    fn run(&mut self, operation: Box<dyn Operation>) {
+        let run = std::panic::AssertUnwindSafe(|| operation.run(self));
+        if std::panic::catch_unwind(run).is_err() {
+            log::error!("an operation of {} panicked", self.shared.model_id);
+        }
+    }
+
+    /// The numbers of a call of `count` requests; an error if the model has run out of them.
+    pub(crate) fn numbers(&self, count: usize) -> Result<std::ops::Range<i32>> {
+        i32::try_from(count)
+            .ok()
+            .and_then(|count| self.next.checked_add(count))
+            .map(|end| self.next..end)
+            .ok_or_else(|| {
+                let message = "this model has run out of sequence numbers";
+                Error::Broken(Context::new(message))
+            })
+    }
+
+    /// Settles what became of the numbered requests of one call, and fills holes with `fill`.
+    /// An error if the model's sequence is broken.
+    pub(crate) fn settle(
+        &mut self,
+        sent: &[Sent],
+        cause: Option<&Error>,
+        fill: impl Fn(i32) -> Result<(), Unaccepted>,
+    ) -> Result<()> {
+        let unknown = Error::Internal(Context::new("unknown cause"));
+        match settle(self.next, sent) {
+            Sequel::Broken { number } => {
+                Err(self.shared.break_down(number, cause.unwrap_or(&unknown)))
+            }
+            Sequel::Next { next, holes } => {
+                for number in holes {
+                    log::debug!("filling number {number} of {}", self.shared.model_id);
+                    if let Err(refused) = fill(number) {
+                        if classify(&refused) != Sent::Accepted {
+                            return Err(self.shared.break_down(number, &refused.error));
+                        }
+                    }
+                }
+                self.next = next;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What an error tells about the number the request carried.
+pub(crate) fn classify(refused: &Unaccepted) -> Sent {
+    match refused.error.status() {
+        // Someone, probably an earlier attempt, has used the number.
+        Some(409) => Sent::Accepted,
+        Some(408 | 429 | 500..) | None => match refused.arrived {
+            true => Sent::Unknown,
+            false => Sent::Refused,
+        },
+        Some(_) => Sent::Refused,
+    }
+}
+
+/// An operation of one JSON request.
+pub(crate) struct Single<T> {
+    pub(crate) route: &'static Route,
+    /// What `X-Tinker-Request-Type` says.
+    pub(crate) request_type: &'static str,
+    /// Makes the body, given the sequence number.
+    pub(crate) body: Box<dyn FnOnce(i32) -> Result<Vec<u8>> + Send>,
+    pub(crate) decode: Decode<T>,
+    pub(crate) status: Arc<Status>,
+    pub(crate) promise: Promise<T>,
+    /// Not sent unless the operation before it was.
+    pub(crate) after: Option<Gate>,
+}
+
+impl<T: Send + 'static> Operation for Single<T> {
+    fn run(self: Box<Self>, worker: &mut Worker) {
+        if self.after.as_ref().is_some_and(|gate| !gate.is_open()) {
+            let message = "not sent, because the operation before it could not be submitted";
+            return self.fail(Error::Closed(Context::new(message)));
+        }
+        let number = match worker.numbers(1) {
+            Ok(numbers) => numbers.start,
+            Err(error) => return self.fail(error),
+        };
+        let core = worker.shared.core.clone();
+        let body = match (self.body)(number) {
+            Ok(body) => body,
+            Err(error) => return self.promise.resolve(Err(error)),
+        };
+        let started = Instant::now();
+        match post(&core.link, self.route, &body) {
+            Ok(reply) => {
+                // Accepted, so the sequence cannot be broken.
+                let _ = worker.settle(&[Sent::Accepted], None, |_| Ok(()));
+                self.status.accepted(&reply.request_id);
+                let accepted = Accepted {
+                    request_id: reply.request_id,
+                    request_type: self.request_type,
+                    binary: false,
+                    roundtrip: started.elapsed(),
+                };
+                let promise = self.promise;
+                Watch::new(core, accepted, self.status, self.decode, move |outcome| {
+                    promise.resolve(training_result(outcome));
+                })
+                .start();
+            }
+            Err(refused) => {
+                let settled =
+                    worker.settle(&[classify(&refused)], Some(&refused.error), |_| Ok(()));
+                self.promise.resolve(Err(match settled {
+                    Ok(()) => refused.error,
+                    Err(broken) => broken,
+                }));
+            }
+        }
+    }
+
+    fn fail(self: Box<Self>, error: Error) {
+        let operation = self.status.operation();
+        self.promise.resolve(Err(error.for_request(operation)));
+    }
+}
+
+fn post(link: &Link, route: &Route, body: &[u8]) -> Result<FutureReply, Unaccepted> {
+    let request = Request::to(route, route.fixed_path()).with_body(Body::Json(body));
+    link.submit(request, route.into())
+}
+
+/// The result of a training operation. One that the service lost cannot simply be repeated: the
+/// model may have changed or not.
+pub(crate) fn training_result<T>(outcome: Outcome<T>) -> Result<T> {
+    match outcome {
+        Outcome::Ready(value) => Ok(value),
+        Outcome::Failed(error) => Err(error),
+        Outcome::Lost(error) => {
+            let mut context = error.context().cloned().unwrap_or_default();
+            context.message = format!(
+                "the service no longer knows this request, so whether the model changed is \
+                 unknown ({})",
+                context.message
+            );
+            Err(Error::Broken(Box::new(context)))
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! A sample's life: queued, submitted, awaited, and submitted again where the protocol asks.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::clock::lock;
+use super::core::Core;
+use super::dispatch::{Dispatcher, Flight, Limits, Post};
+use super::limits::Backoff;
+use super::link::AttemptError;
+use super::pending::{OnDrop, Pending, Promise, Status, promise};
+use super::poller::Poller;
+use super::session::Session;
+use super::watch::{Accepted, Outcome, Watch};
+use crate::error::{Context, Error, Result, is_retryable_status};
+use crate::transport::retry::{doubling_delay, error_from_response, sampling_delay};
+use crate::transport::{Body, Fault, Request, Response};
+use crate::types::{ModelInput, SampleOptions, SampleResponse};
+use crate::wire::dialect::decode_sample;
+use crate::wire::reply::{FutureReply, JoinSamplingSessionReply, decode_json};
+use crate::wire::request::{AsampleRequest, JoinSamplingSessionRequest, to_json};
+use crate::wire::route::{ASAMPLE, JOIN_SAMPLING_SESSION};
+
+/// Submissions on the wire at once, and shortly after a backoff.
+const POSTS: usize = 400;
+const NARROW_POSTS: usize = 10;
+
+/// The threads for submissions and results when a poller does the waiting.
+pub(crate) const COURIERS: usize = 64;
+
+/// Numbers of one clone of a sampler; the next clone's begin above them.
+const CLONE_NUMBERS: u64 = 1_000_000_000;
+
+/// Estimates up to this size back off briefly after a 429, larger ones longer.
+const SMALL: u64 = 131_072;
+
+/// How often the progress of a big run is logged.
+const PROGRESS_LOG: Duration = Duration::from_secs(60);
+
+/// One sampler: a sampling session of the service and this process's place in it.
+pub(crate) struct Sampler {
+    pub(crate) core: Arc<Core>,
+    pub(crate) sampling_session_id: String,
+    pub(crate) record_stability_info: bool,
+    /// Cloned from another client's sampler, so its numbers begin elsewhere.
+    is_clone: bool,
+    clone_id: Mutex<Option<u64>>,
+    next: AtomicU64,
+    poller: OnceLock<Poller>,
+    pub(crate) progress: Progress,
+    backoff: Arc<Backoff>,
+}
+
+impl Sampler {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        sampling_session_id: String,
+        record_stability_info: bool,
+        is_clone: bool,
+    ) -> Arc<Self> {
+        let backoff = Backoff::shared(core.link.transport().base_url(), &core.link.identity());
+        Arc::new(Self {
+            core,
+            sampling_session_id,
+            record_stability_info,
+            is_clone,
+            clone_id: Mutex::new((!is_clone).then_some(0)),
+            next: AtomicU64::new(0),
+            poller: OnceLock::new(),
+            progress: Progress::new(),
+            backoff,
+        })
+    }
+
+    /// Queues a sample. Never waits for the network.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        keep: Arc<dyn std::any::Any + Send + Sync>,
+        prompt: ModelInput,
+        options: SampleOptions,
+        retries: bool,
+    ) -> Result<Pending<SampleResponse>> {
+        session.check_open()?;
+        options.validate()?;
+        let status = Status::new("sample");
+        let (promise, pending) = promise(status.clone(), OnDrop::Cancels, keep);
+        let bytes = prompt.sampling_byte_estimate() as u64;
+        let job = Job {
+            ticket: self.progress.begin(),
+            sampler: self.clone(),
+            prompt,
+            options,
+            status,
+            promise,
+            bytes,
+            retries,
+            number: None,
+            attempts: 0,
+            refusals: 0,
+            refused_since: None,
+        };
+        dispatcher(&self.core, &self.backoff)?.push(job, bytes);
+        Ok(pending)
+    }
+
+    /// Samples that wait to be sent, of all samplers of the session.
+    pub(crate) fn waiting(&self) -> usize {
+        self.core.samples.get().map_or(0, Dispatcher::waiting)
+    }
+
+    /// The next request number. The first one of a clone may ask the service where to begin.
+    fn number(&self) -> Result<u64> {
+        Ok(self.clone_id()? * CLONE_NUMBERS + self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn clone_id(&self) -> Result<u64> {
+        // Held across the request on purpose: others need its answer before they can go on.
+        let mut clone_id = lock(&self.clone_id);
+        if let Some(id) = *clone_id {
+            return Ok(id);
+        }
+        debug_assert!(self.is_clone);
+        let id = if self.core.client_config.sample_join_sampling_session {
+            let body = to_json(&JoinSamplingSessionRequest {
+                sampling_session_id: self.sampling_session_id.as_str().into(),
+            })?;
+            let reply: JoinSamplingSessionReply =
+                self.core.link.json(&JOIN_SAMPLING_SESSION, &body)?;
+            reply.client_counter
+        } else {
+            fastrand::u64(1..CLONE_NUMBERS)
+        };
+        *clone_id = Some(id);
+        Ok(id)
+    }
+
+    fn poller(&self) -> Result<Option<&Poller>> {
+        if !self.core.client_config.sample_use_retrieve_futures {
+            return Ok(None);
+        }
+        if self.poller.get().is_none() {
+            let id = self.clone_id()?;
+            let started = Poller::start(&self.core, &self.sampling_session_id, id)?;
+            if let Err(second) = self.poller.set(started) {
+                second.close();
+            }
+        }
+        Ok(self.poller.get())
+    }
+
+    /// The error of a run that gets nowhere.
+    fn stuck(&self) -> Option<Error> {
+        let limit = self.core.config.stuck_after;
+        let detects = self.core.client_config.sample_enable_stuck_detection;
+        let idle = self.progress.since_success();
+        (detects && idle >= limit).then(|| {
+            let message = format!("no sample has succeeded for {} s", idle.as_secs());
+            Error::Connection(Context::new(message)).for_request("sample")
+        })
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        if let Some(poller) = self.poller.get() {
+            poller.close();
+        }
+    }
+}
+
+/// The session's dispatcher; starts it with the first sample.
+fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dispatcher<Job>> {
+    if let Some(dispatcher) = core.samples.get() {
+        return Ok(dispatcher);
+    }
+    let config = &core.client_config;
+    let limits = Limits {
+        posts: POSTS,
+        narrow_posts: NARROW_POSTS,
+        flights: (!config.sample_use_retrieve_futures)
+            .then_some(config.sample_max_concurrent_requests),
+        bytes: config.sample_dispatch_bytes_semaphore_size,
+    };
+    let made = Dispatcher::new(core.link.clock().clone(), backoff.clone(), limits);
+    if core.samples.set(made.clone()).is_ok() {
+        let queue = made.clone();
+        let started = Core::spawn(core, "tinker-dispatch", move |core| {
+            while let Some((job, post, flight)) = queue.next() {
+                core.couriers.run(move || job.go(post, flight));
+            }
+        });
+        if started.is_err() {
+            // What nobody would send is refused rather than kept.
+            made.close();
+        }
+        started?;
+    }
+    Ok(core.samples.get().expect("it was just set"))
+}
+
+/// One sample on its way.
+pub(crate) struct Job {
+    sampler: Arc<Sampler>,
+    prompt: ModelInput,
+    options: SampleOptions,
+    status: Arc<Status>,
+    promise: Promise<SampleResponse>,
+    ticket: Ticket,
+    bytes: u64,
+    retries: bool,
+    /// Its number in the sampling session; kept while it is unknown whether the service has it.
+    number: Option<u64>,
+    /// Submissions that were lost or failed after they had been accepted.
+    attempts: u32,
+    /// Submissions in a row that the service did not take.
+    refusals: u32,
+    refused_since: Option<Instant>,
+}
+
+/// What became of a submission.
+enum Submitted {
+    Accepted(FutureReply),
+    /// Everyone is to hold back, then send the same number again.
+    Backoff(Duration),
+    /// Send the same number again after a while.
+    Again(Error),
+    Fatal(Error),
+}
+
+impl Job {
+    /// Submits the sample and waits for its result; runs on a thread that may wait.
+    pub(crate) fn go(mut self, post: Post, flight: Option<Flight>) {
+        if self.status.is_cancelled() {
+            return;
+        }
+        let submitted = self.submit();
+        drop(post);
+        match submitted {
+            Submitted::Accepted(reply) => {
+                self.refusals = 0;
+                self.refused_since = None;
+                self.await_result(reply, flight);
+            }
+            Submitted::Backoff(delay) => {
+                let (sampler, bytes) = (self.sampler.clone(), self.bytes);
+                if let Some(error) = sampler.stuck() {
+                    return self.fail(error);
+                }
+                sampler
+                    .backoff
+                    .extend(sampler.core.link.clock().now() + delay);
+                self.requeue(|samples, job| samples.push_front(job, bytes, flight));
+            }
+            Submitted::Again(error) => self.again(error, flight),
+            Submitted::Fatal(error) => self.fail(error),
+        }
+    }
+
+    fn submit(&mut self) -> Submitted {
+        let core = self.sampler.core.clone();
+        let body = match self.encode() {
+            Ok(body) => body,
+            Err(error) => return Submitted::Fatal(error),
+        };
+        let request = Request::to(&ASAMPLE, ASAMPLE.fixed_path())
+            .with_body(Body::Json(&body))
+            .with_header("X-Tinker-Sampling-Backpressure", "1");
+        let label = ASAMPLE.label();
+        match core.link.attempt(request) {
+            Ok(response) if response.is_success() => match decode_json(&response.body) {
+                Ok(reply) => Submitted::Accepted(reply),
+                Err(error) => Submitted::Again(error.for_request(&label)),
+            },
+            Ok(response) => self.refused(&response, &label),
+            Err(AttemptError::Credentials(error)) => Submitted::Fatal(error),
+            Err(AttemptError::Fault(fault)) => unanswered(&fault, &label),
+        }
+    }
+
+    /// Numbers and encodes the sample, on the pool if it is large.
+    fn encode(&mut self) -> Result<Vec<u8>> {
+        let number = match self.number {
+            Some(number) => number,
+            None => self.sampler.number()?,
+        };
+        self.number = Some(number);
+        let sampler = self.sampler.clone();
+        let (prompt, options) = (self.prompt.clone(), self.options.clone());
+        self.sampler.core.cpu.run(self.bytes as usize, move || {
+            let session = sampler.sampling_session_id.as_str();
+            let request = AsampleRequest::new(session, number, &prompt, &options);
+            to_json(&request.with_stability_info(sampler.record_stability_info))
+        })
+    }
+
+    fn refused(&self, response: &Response, label: &str) -> Submitted {
+        let error = error_from_response(response, label, SystemTime::now());
+        let paused = || self.sampler.core.link.billing_pause();
+        match response.status() {
+            429 => Submitted::Backoff(error.retry_after().unwrap_or(self.backoff())),
+            402 if paused() => Submitted::Backoff(self.backoff()),
+            status if is_retryable_status(status) => Submitted::Again(error),
+            _ => Submitted::Fatal(error),
+        }
+    }
+
+    fn backoff(&self) -> Duration {
+        match self.bytes <= SMALL {
+            true => Duration::from_secs(1),
+            false => Duration::from_secs(5),
+        }
+    }
+
+    /// The submission may or may not have arrived: the same number again, so that it counts once.
+    fn again(mut self, error: Error, flight: Option<Flight>) {
+        let now = self.sampler.core.link.clock().now();
+        let since = *self.refused_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= self.sampler.core.patience() {
+            self.refused_since = None;
+            self.refusals = 0;
+            return self.retry(error, flight);
+        }
+        if let Some(stuck) = self.sampler.stuck() {
+            return self.fail(stuck);
+        }
+        let delay = doubling_delay(self.refusals).mul_f64(1.0 - 0.25 * fastrand::f64());
+        self.refusals += 1;
+        self.sampler.progress.retried();
+        let bytes = self.bytes;
+        self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
+    }
+
+    fn await_result(mut self, reply: FutureReply, flight: Option<Flight>) {
+        let core = self.sampler.core.clone();
+        let id = reply.request_id;
+        self.status.accepted(&id);
+        let (canceller, cancelled) = (core.clone(), id.clone());
+        self.status.on_cancel(move || canceller.cancel(cancelled));
+        let poller = match self.sampler.poller() {
+            Ok(poller) => poller.cloned(),
+            Err(error) => return self.fail(error),
+        };
+        self.number = None;
+        let accepted = Accepted {
+            request_id: id.clone(),
+            request_type: "Sample",
+            binary: true,
+            roundtrip: Duration::ZERO,
+        };
+        let ids = reply.sample_sequence_ids;
+        let decode = move |content_type: Option<&str>, body| {
+            decode_sample(content_type, body, ids.as_deref())
+        };
+        let (status, sampler) = (self.status.clone(), self.sampler.clone());
+        let (fetched, fetched_id) = (poller.clone(), id.clone());
+        let watch = Watch::new(
+            core.clone(),
+            accepted,
+            status,
+            Arc::new(decode),
+            move |outcome| {
+                if let Some(poller) = fetched {
+                    poller.fetched(&fetched_id);
+                }
+                self.finish(outcome, flight);
+            },
+        )
+        .giving_up(move || sampler.stuck());
+        match poller {
+            None => watch.run(),
+            Some(poller) => poller.wait(
+                &id,
+                Box::new(move |ended| match ended {
+                    Ok(size) => watch.on(core.couriers.clone()).finished_with(size).start(),
+                    Err(error) => watch.fail(error),
+                }),
+            ),
+        }
+    }
+
+    fn finish(self, outcome: Outcome<SampleResponse>, flight: Option<Flight>) {
+        match outcome {
+            Outcome::Ready(response) => match self.options.check_response(&response) {
+                Ok(()) => self.succeed(response),
+                Err(error) => self.fail(error),
+            },
+            Outcome::Lost(error) => self.retry(error, flight),
+            Outcome::Failed(error) => match error {
+                Error::Connection(_) | Error::Timeout(_) => self.retry(error, flight),
+                Error::Status(_) if error.status() >= Some(500) => self.retry(error, flight),
+                _ => self.fail(error),
+            },
+        }
+    }
+
+    fn succeed(self, response: SampleResponse) {
+        let tokens = response.sequences.iter().map(|s| s.tokens.len()).sum();
+        self.sampler.progress.succeeded(tokens);
+        let waiting = self.sampler.waiting();
+        self.sampler
+            .progress
+            .log(waiting, self.sampler.core.link.clock().now());
+        drop(self.ticket);
+        self.promise.resolve(Ok(response));
+    }
+
+    /// Submits the sample again, as a new request.
+    fn retry(mut self, error: Error, flight: Option<Flight>) {
+        if self.status.is_cancelled() || matches!(error, Error::Closed(_)) || !self.retries {
+            return self.fail(error);
+        }
+        if let Some(stuck) = self.sampler.stuck() {
+            return self.fail(stuck);
+        }
+        let delay = sampling_delay(self.attempts, fastrand::f64());
+        log::debug!("submitting a sample again in {delay:?}: {error}");
+        self.attempts += 1;
+        self.number = None;
+        self.sampler.progress.retried();
+        let bytes = self.bytes;
+        self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
+    }
+
+    fn requeue(self, push: impl FnOnce(&Dispatcher<Job>, Job)) {
+        let core = self.sampler.core.clone();
+        if let Some(samples) = core.samples.get() {
+            push(samples, self);
+        }
+    }
+
+    fn fail(self, error: Error) {
+        self.sampler.progress.failed();
+        drop(self.ticket);
+        self.promise.resolve(Err(error.for_request("sample")));
+    }
+}
+
+fn unanswered(fault: &Fault, label: &str) -> Submitted {
+    let error = fault.to_error(label);
+    match fault.is_retryable() {
+        true => Submitted::Again(error),
+        false => Submitted::Fatal(error),
+    }
+}
+
+/// How a sampler is getting on.
+pub(crate) struct Progress {
+    started: Instant,
+    counts: Mutex<Counts>,
+    open: Arc<Mutex<BTreeMap<u64, Instant>>>,
+    next_ticket: AtomicU64,
+}
+
+struct Counts {
+    succeeded: u64,
+    failed: u64,
+    retries: u64,
+    tokens: u64,
+    last_success: Instant,
+    last_log: Instant,
+}
+
+/// A sample under way; counts as done when dropped.
+struct Ticket {
+    id: u64,
+    open: Arc<Mutex<BTreeMap<u64, Instant>>>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        lock(&self.open).remove(&self.id);
+    }
+}
+
+impl Progress {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            started: now,
+            counts: Mutex::new(Counts {
+                succeeded: 0,
+                failed: 0,
+                retries: 0,
+                tokens: 0,
+                last_success: now,
+                last_log: now,
+            }),
+            open: Arc::default(),
+            next_ticket: AtomicU64::new(0),
+        }
+    }
+
+    fn begin(&self) -> Ticket {
+        let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        let mut open = lock(&self.open);
+        if open.is_empty() {
+            // Nobody was waiting, so nothing was stuck.
+            lock(&self.counts).last_success = now;
+        }
+        open.insert(id, now);
+        Ticket {
+            id,
+            open: self.open.clone(),
+        }
+    }
+
+    fn succeeded(&self, tokens: usize) {
+        let mut counts = lock(&self.counts);
+        counts.succeeded += 1;
+        counts.tokens += tokens as u64;
+        counts.last_success = Instant::now();
+    }
+
+    fn failed(&self) {
+        lock(&self.counts).failed += 1;
+    }
+
+    fn retried(&self) {
+        lock(&self.counts).retries += 1;
+    }
+
+    fn since_success(&self) -> Duration {
+        lock(&self.counts).last_success.elapsed()
+    }
+
+    fn log(&self, waiting: usize, now: Instant) {
+        let mut counts = lock(&self.counts);
+        if now.saturating_duration_since(counts.last_log) < PROGRESS_LOG {
+            return;
+        }
+        counts.last_log = now;
+        drop(counts);
+        log::info!("sampling: {}", self.snapshot(waiting));
+    }
+
+    pub(crate) fn snapshot(&self, waiting: usize) -> SamplingProgress {
+        let open = lock(&self.open);
+        let counts = lock(&self.counts);
+        let seconds = self.started.elapsed().as_secs_f64();
+        SamplingProgress {
+            succeeded: counts.succeeded,
+            failed: counts.failed,
+            retries: counts.retries,
+            tokens: counts.tokens,
+            tokens_per_second: counts.tokens as f64 / seconds.max(1e-9),
+            open: open.len(),
+            waiting,
+            oldest: open.values().next().map(Instant::elapsed),
+        }
+    }
+}
+
+/// How a sampler is getting on, at one moment.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct SamplingProgress {
+    /// Samples that arrived.
+    pub succeeded: u64,
+    /// Samples that failed for good.
+    pub failed: u64,
+    /// Submissions that had to be repeated.
+    pub retries: u64,
+    /// Tokens sampled.
+    pub tokens: u64,
+    /// Tokens sampled per second since the sampler was made.
+    pub tokens_per_second: f64,
+    /// Samples submitted and not yet done.
+    pub open: usize,
+    /// Samples not yet sent, of all samplers of the session.
+    pub waiting: usize,
+    /// How long ago the oldest sample under way was submitted.
+    pub oldest: Option<Duration>,
+}
+
+impl std::fmt::Display for SamplingProgress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} done, {} failed, {} under way ({} not yet sent), {} retries, {} tokens, \
+             {:.0} tokens/s",
+            self.succeeded,
+            self.failed,
+            self.open,
+            self.waiting,
+            self.retries,
+            self.tokens,
+            self.tokens_per_second
+        )?;
+        match self.oldest {
+            Some(oldest) => write!(f, ", oldest {:.0} s", oldest.as_secs_f64()),
+            None => Ok(()),
+        }
+    }
+}

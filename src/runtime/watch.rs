@@ -1,0 +1,296 @@
+//! The thin loop around [`Machine`]: polls one future until it has an outcome.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::core::Core;
+use super::crew::Crew;
+use super::future::{Answer, Machine, Verdict};
+use super::limits::BytesGuard;
+use super::link::AttemptError;
+use super::pending::Status;
+use super::telemetry::Failure;
+use crate::config::Timeout;
+use crate::error::{Context, Error, Result};
+use crate::transport::retry::error_from_response;
+use crate::transport::{Body, Request, Response};
+use crate::types::QueueStatus;
+use crate::wire::reply::RetrieveReply;
+use crate::wire::request::{RetrieveFutureRequest, to_json};
+use crate::wire::route::RETRIEVE_FUTURE;
+
+/// How long a poll may hold its thread while other futures wait for one.
+const SHARED_POLL: Duration = Duration::from_secs(5);
+
+/// Results are asked for as protobuf; servers of the JSON era ignore that.
+const ACCEPT: &str = "application/x-protobuf, application/json";
+
+/// A request the service has accepted.
+pub(crate) struct Accepted {
+    pub(crate) request_id: String,
+    /// What `X-Tinker-Request-Type` says: `OptimStep`.
+    pub(crate) request_type: &'static str,
+    /// Whether its result comes as protobuf.
+    pub(crate) binary: bool,
+    /// How long the service took to accept it.
+    pub(crate) roundtrip: Duration,
+}
+
+/// How a future ended.
+pub(crate) enum Outcome<T> {
+    Ready(T),
+    Failed(Error),
+    /// The service lost it: a sample may be submitted again.
+    Lost(Error),
+}
+
+/// Reads a result: its content type and body.
+pub(crate) type Decode<T> = Arc<dyn Fn(Option<&str>, Vec<u8>) -> Result<T> + Send + Sync>;
+
+/// One future being polled.
+pub(crate) struct Watch<T> {
+    core: Arc<Core>,
+    accepted: Accepted,
+    status: Arc<Status>,
+    decode: Decode<T>,
+    done: Box<dyn FnOnce(Outcome<T>) + Send>,
+    machine: Machine,
+    reserved: Option<BytesGuard>,
+    announced: Option<u64>,
+    started: Instant,
+    crew: Crew,
+    give_up: Box<dyn Fn() -> Option<Error> + Send>,
+}
+
+impl<T: Send + 'static> Watch<T> {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        accepted: Accepted,
+        status: Arc<Status>,
+        decode: Decode<T>,
+        done: impl FnOnce(Outcome<T>) + Send + 'static,
+    ) -> Self {
+        let machine = Machine::new(core.patience());
+        Self {
+            crew: core.crew.clone(),
+            core,
+            accepted,
+            status,
+            decode,
+            done: Box::new(done),
+            machine,
+            reserved: None,
+            announced: None,
+            started: Instant::now(),
+            give_up: Box::new(|| None),
+        }
+    }
+
+    /// Starts at the payload, if a poller announced its size.
+    pub(crate) fn finished_with(mut self, size: u64) -> Self {
+        if size > 0 {
+            self.machine = Machine::fetching(self.core.patience());
+            self.announced = Some(size);
+        }
+        self
+    }
+
+    /// Waits on threads of this crew instead of the session's.
+    pub(crate) fn on(mut self, crew: Crew) -> Self {
+        self.crew = crew;
+        self
+    }
+
+    /// Asks between polls whether to go on.
+    pub(crate) fn giving_up(mut self, ask: impl Fn() -> Option<Error> + Send + 'static) -> Self {
+        self.give_up = Box::new(ask);
+        self
+    }
+
+    /// Ends the wait without a poll.
+    pub(crate) fn fail(self, error: Error) {
+        (self.done)(Outcome::Failed(error));
+    }
+
+    /// Polls on a thread of the crew.
+    pub(crate) fn start(self) {
+        let crew = self.crew.clone();
+        crew.run(move || self.run());
+    }
+
+    /// Polls on this thread, which must be one that may wait.
+    pub(crate) fn run(mut self) {
+        if let Some(size) = self.announced.take() {
+            self.reserved = self.core.reserve_response(size);
+        }
+        loop {
+            let answer = match self.poll() {
+                Polled::Ready(value) => {
+                    drop(self.reserved.take());
+                    return (self.done)(Outcome::Ready(value));
+                }
+                Polled::Answer(answer) => answer,
+            };
+            let now = self.core.link.clock().now();
+            match self.machine.next(answer, now, fastrand::f64()) {
+                Verdict::Poll => {}
+                Verdict::Wait(delay) => {
+                    self.core.link.clock().pause(self.core.link.stop(), delay);
+                }
+                Verdict::Fetch(size) => self.reserved = self.core.reserve_response(size),
+                Verdict::Fail(error) => {
+                    let error = self.name(error);
+                    self.report(&error);
+                    return (self.done)(Outcome::Failed(error));
+                }
+                Verdict::Lost(error) => {
+                    let error = self.name(error);
+                    return (self.done)(Outcome::Lost(error));
+                }
+            }
+            if self.status.is_cancelled() {
+                return (self.done)(Outcome::Failed(cancelled()));
+            }
+            if let Some(error) = (self.give_up)() {
+                return (self.done)(Outcome::Failed(error));
+            }
+            if self.crew.is_crowded() {
+                return self.start();
+            }
+        }
+    }
+
+    fn name(&self, error: Error) -> Error {
+        error
+            .for_request(self.status.operation())
+            .with_request_id(&self.accepted.request_id)
+    }
+
+    fn report(&self, error: &Error) {
+        if matches!(error, Error::Closed(_)) {
+            return;
+        }
+        self.core.telemetry.operation_failed(&Failure {
+            error,
+            request_id: &self.accepted.request_id,
+            request_type: self.accepted.request_type,
+            iteration: self.machine.iteration().saturating_sub(1),
+            elapsed: self.started.elapsed(),
+        });
+    }
+
+    fn poll(&self) -> Polled<T> {
+        let response = match self.ask() {
+            Ok(response) => response,
+            Err(answer) => return Polled::Answer(answer),
+        };
+        match response.status() {
+            200..300 => self.read(response),
+            408 => {
+                let note = RetrieveReply::pending_note(&response.body);
+                let clears = note.is_some();
+                Polled::Answer(self.pending(note, clears))
+            }
+            status => Polled::Answer(Answer::Status {
+                status,
+                error: error_from_response(&response, "POST retrieve_future", SystemTime::now()),
+                paused: status == 402 && self.core.link.billing_pause(),
+            }),
+        }
+    }
+
+    fn ask(&self) -> Result<Response, Answer> {
+        let body = to_json(&RetrieveFutureRequest {
+            request_id: self.accepted.request_id.as_str().into(),
+            allow_metadata_only: self.machine.allows_metadata_only(),
+        })
+        .map_err(Answer::Failed)?;
+        let iteration = self.machine.iteration();
+        let mut request = Request::to(&RETRIEVE_FUTURE, RETRIEVE_FUTURE.fixed_path())
+            .with_body(Body::Json(&body))
+            .with_header("X-Tinker-Request-Iteration", iteration.to_string())
+            .with_header("X-Tinker-Request-Type", self.accepted.request_type)
+            .with_header("X-Stainless-Raw-Response", "raw");
+        if iteration == 0 {
+            let seconds = self.accepted.roundtrip.as_secs_f64().to_string();
+            request = request.with_header("X-Tinker-Create-Promise-Roundtrip-Time", seconds);
+        }
+        if self.accepted.binary {
+            request = request.with_accept(ACCEPT);
+        }
+        if self.crew.is_crowded() {
+            request.read_timeout = Timeout::After(SHARED_POLL);
+        }
+        self.core
+            .link
+            .attempt(request)
+            .map_err(|error| match error {
+                AttemptError::Credentials(error) => Answer::Failed(error),
+                // Either the service is silent or it holds the poll: both mean "still pending".
+                AttemptError::Fault(fault) if fault.is_timeout() && fault.may_have_arrived() => {
+                    Answer::TimedOut
+                }
+                AttemptError::Fault(fault) => {
+                    let error = fault.to_error(&RETRIEVE_FUTURE.label());
+                    match fault.is_retryable() {
+                        true => Answer::Fault(error),
+                        false => Answer::Failed(error),
+                    }
+                }
+            })
+    }
+
+    fn read(&self, response: Response) -> Polled<T> {
+        let content_type = response.header("content-type").map(str::to_owned);
+        Polled::Answer(
+            match RetrieveReply::classify(content_type.as_deref(), response.body) {
+                Ok(RetrieveReply::Payload(body)) => {
+                    let (decode, size) = (self.decode.clone(), body.len());
+                    let work = move || decode(content_type.as_deref(), body);
+                    match self.core.cpu.run(size, work) {
+                        Ok(value) => return Polled::Ready(value),
+                        Err(error) => Answer::Damaged(error),
+                    }
+                }
+                Ok(RetrieveReply::MetadataOnly { size }) => Answer::MetadataOnly(size),
+                Ok(RetrieveReply::Failed { message, category }) => {
+                    let mut context = Context::new(message);
+                    context.category = Some(category);
+                    Answer::Failed(Error::Failed(context))
+                }
+                Ok(pending @ RetrieveReply::Pending { .. }) => self.pending(Some(pending), false),
+                Err(error) => Answer::Damaged(error),
+            },
+        )
+    }
+
+    fn pending(&self, note: Option<RetrieveReply>, clears: bool) -> Answer {
+        let queue = note.and_then(queue_status);
+        if let Some(queue) = queue {
+            self.core.queued(&self.status, queue);
+        }
+        Answer::Pending { clears }
+    }
+}
+
+enum Polled<T> {
+    Ready(T),
+    Answer(Answer),
+}
+
+fn queue_status(reply: RetrieveReply) -> Option<QueueStatus> {
+    match reply {
+        RetrieveReply::Pending {
+            queue_state,
+            reason,
+        } if queue_state.is_some() || reason.is_some() => {
+            let state = queue_state.unwrap_or_else(|| "unknown".into());
+            Some(QueueStatus::new(state, reason))
+        }
+        _ => None,
+    }
+}
+
+fn cancelled() -> Error {
+    Error::Closed(Context::new("cancelled: its handle was dropped"))
+}
