@@ -20,7 +20,7 @@ use crate::runtime::session::{Session, fetch_dynamic};
 use crate::runtime::watch::{Accepted, Watch};
 use crate::types::{
     ClientConfig, DynamicConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities,
-    console,
+    WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
 use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply, FutureReply, decode_json};
@@ -243,6 +243,21 @@ impl ServiceClient {
             handle.record_stability_info,
             true,
         ))
+    }
+
+    /// Whose credential this is. Known only where the service exchanges tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] for a plain API key, which does not say.
+    pub fn whoami(&self) -> Result<WhoAmI> {
+        let claims = self.link()?.claims()?;
+        match (claims.user_urn, claims.org_urn) {
+            (Some(user), Some(organization)) => Ok(WhoAmI::new(user, organization, claims.email)),
+            _ => Err(Error::Credentials(Context::new(
+                "the token names no user or no organisation",
+            ))),
+        }
     }
 
     /// The id of the session, which this opens if need be.

@@ -6,6 +6,7 @@
 )]
 
 mod cli;
+mod clients;
 mod config;
 mod golden_index;
 mod golden_types;
