@@ -34,6 +34,8 @@ pub use types::{
     AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, OptimStepResponse,
     SampleOptions, SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
 };
+#[doc(hidden)]
+pub use wire::bench as __bench;
 
 /// For tests of this crate and of programs that use it.
 #[doc(hidden)]

@@ -1,5 +1,6 @@
 //! Bytes to types and back: request envelopes, protobuf, dialects. No I/O, no clock.
 
+pub mod bench;
 #[cfg(feature = "zstd")]
 pub(crate) mod compress;
 pub(crate) mod dialect;
