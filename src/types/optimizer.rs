@@ -413,3 +413,42 @@ fn dimuon_from(fields: Map<String, Value>) -> Result<DimuonParams> {
     }
     Ok(params)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adam_must_be_finite() {
+        assert!(AdamParams::default().validate().is_ok());
+        let error = AdamParams::default().with_eps(f64::NAN).validate();
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "invalid eps: must be finite, got NaN"
+        );
+    }
+
+    #[test]
+    fn unknown_families_keep_their_fields() {
+        #[track_caller]
+        fn check(text: &str, known: bool) {
+            let config: OptimizerConfig = serde_json::from_str(text).unwrap();
+            assert_eq!(!matches!(config, OptimizerConfig::Other(_)), known);
+            let written = serde_json::to_value(&config).unwrap();
+            assert_eq!(written, serde_json::from_str::<Value>(text).unwrap());
+        }
+        check(r#"{"type":"adamw"}"#, true);
+        check(r#"{"type":"dimuon","version":1}"#, true);
+        check(r#"{"type":"dimuon","version":2}"#, false);
+        check(r#"{"type":"lion","beta":0.5,"nested":{"a":null}}"#, false);
+        check(r#"{"type":"adamw","new":1}"#, false);
+    }
+
+    #[test]
+    fn dimuon_is_checked_when_read_too() {
+        let read = |text: &str| serde_json::from_str::<OptimizerParams>(text);
+        assert!(read(r#"{"type":"dimuon","learning_rate":0.1}"#).is_ok());
+        assert!(read(r#"{"type":"dimuon","learning_rate":-0.1}"#).is_err());
+        assert!(read(r#"{"type":"dimuon"}"#).is_err());
+    }
+}

@@ -436,3 +436,36 @@ mod topk_lists {
         Ok(Some(TopkLogprobs::from_lists(&lists)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_must_have_whole_rows() {
+        #[track_caller]
+        fn check(ids: usize, logprobs: usize, k: usize, fits: bool) {
+            let topk = TopkLogprobs::new(vec![1; ids], vec![-1.0; logprobs], k);
+            assert_eq!(topk.is_ok(), fits);
+        }
+        check(4, 4, 2, true);
+        check(0, 0, 0, true);
+        check(4, 3, 1, false);
+        check(3, 3, 2, false);
+        check(1, 1, 0, false);
+    }
+
+    #[test]
+    fn lists_of_very_different_length_are_refused() {
+        let read = |rows: usize, long: usize| {
+            let rows = vec!["null"; rows].join(",");
+            let long = vec!["[1,-1.0]"; long].join(",");
+            let text = format!(r#"{{"sequences":[],"topk_prompt_logprobs":[{rows},[{long}]]}}"#);
+            serde_json::from_str::<SampleResponse>(&text)
+        };
+        let topk = read(1000, 20).unwrap().topk_prompt_logprobs.unwrap();
+        assert_eq!((topk.len(), topk.k()), (1001, 20));
+        assert_eq!(topk.row(1000).unwrap().0, [1; 20]);
+        assert!(read(1000, 1000).is_err());
+    }
+}

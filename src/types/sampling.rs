@@ -428,3 +428,98 @@ impl SampleRequest {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::PromptAltTokens;
+
+    #[test]
+    fn options_the_service_would_refuse() {
+        #[track_caller]
+        fn check(options: impl Into<SampleOptions>, expected: &str) {
+            let problem = options
+                .into()
+                .validate()
+                .err()
+                .map(|error| error.to_string());
+            assert_eq!(problem.unwrap_or_default(), expected);
+        }
+        let params = || SamplingParams::max_tokens(1);
+        let options = || SampleOptions::from(params());
+        check(params(), "");
+        check(
+            params().with_temperature(0.0).with_top_k(0).with_top_p(0.0),
+            "",
+        );
+        check(
+            params().with_temperature(f64::NAN),
+            "invalid temperature: must be finite and at least 0, got NaN",
+        );
+        check(
+            params().with_top_p(1.5),
+            "invalid top_p: must be from 0 to 1, got 1.5",
+        );
+        check(
+            params().with_top_k(-2),
+            "invalid top_k: must be -1 (all tokens) or more, got -2",
+        );
+        check(
+            options().with_num_samples(0),
+            "invalid num_samples: must be at least 1, got 0",
+        );
+        check(
+            options().with_target_prompt_logprobs(vec![1.0f32]),
+            "invalid target_prompt_logprobs: must hold int64 token ids, got float32",
+        );
+        check(
+            options().with_target_prompt_logprobs(vec![1i64]),
+            "invalid target_prompt_logprobs: must have two dimensions, \
+             [prompt length - 1, k], got shape Some([1])",
+        );
+        check(
+            options().with_prompt_logprobs_last_n(1),
+            "invalid prompt_logprobs_last_n: applies to prompt logprobs; set prompt_logprobs too",
+        );
+        check(
+            SampleOptions::score_prompt().with_prompt_logprobs_last_n(0),
+            "invalid prompt_logprobs_last_n: must be at least 1, got 0",
+        );
+        check(
+            SampleOptions::score_prompt().with_prompt_logprobs_last_n(1),
+            "",
+        );
+    }
+
+    #[test]
+    fn answers_that_ignore_an_option() {
+        let mut response = SampleResponse::default();
+        let alternatives = SampleOptions::default().with_prompt_alt_tokens(2);
+        assert!(alternatives.check_response(&response).is_err());
+        response.prompt_alt_tokens = Some(PromptAltTokens {
+            tokens: [1i64].into(),
+            logprobs: [-1.0f32].into(),
+        });
+        assert!(alternatives.check_response(&response).is_ok());
+
+        let last = SampleOptions::score_prompt().with_prompt_logprobs_last_n(1);
+        for (logprobs, honoured) in [
+            (vec![f32::NAN, f32::NAN, -1.0], true),
+            (vec![f32::NAN, -1.0, -1.0], false),
+            (vec![-1.0], true),
+            (vec![], true),
+        ] {
+            response.prompt_logprobs = Some(logprobs.clone().into());
+            let checked = last.check_response(&response);
+            assert_eq!(checked.is_ok(), honoured, "{logprobs:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_stop_list_is_not_an_absent_one() {
+        let write = |params: SamplingParams| serde_json::to_value(params).unwrap();
+        let never = SamplingParams::default().with_stop(Stop::never());
+        assert_eq!(write(never)["stop"], serde_json::json!([]));
+        assert_eq!(write(SamplingParams::default()).get("stop"), None);
+    }
+}

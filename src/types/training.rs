@@ -344,3 +344,31 @@ pub struct WeightsInfo {
     #[serde(default)]
     pub train_attn: Option<bool>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_numbers_or_texts() {
+        let loss = LossFn::Custom.with("loss_id", "L-1").with("beta", 2);
+        assert_eq!(
+            serde_json::to_string(&loss.config).unwrap(),
+            r#"{"beta":2.0,"loss_id":"L-1"}"#
+        );
+        let infinite = LossFn::Ppo.with("clip", f64::INFINITY);
+        let error = serde_json::to_string(&infinite.config).unwrap_err();
+        assert!(error.to_string().contains("must be finite"), "{error}");
+    }
+
+    #[test]
+    fn an_adapter_needs_a_rank_and_a_layer() {
+        assert!(LoraConfig::rank(1).validate().is_ok());
+        assert!(LoraConfig::rank(0).validate().is_err());
+        let nothing = LoraConfig::rank(1)
+            .with_train_attn(false)
+            .with_train_mlp(false)
+            .with_train_unembed(false);
+        assert!(nothing.validate().is_err());
+    }
+}

@@ -15,15 +15,30 @@ const GOLDEN: &[(&str, &str)] = &[
     ("future_scenarios.json", "later: futures"),
     ("fwdbwd_output", "through: proto_responses.json"),
     ("fwdbwd_request", "through: fwdbwd_request.json"),
-    ("fwdbwd_request.json", "src/wire/conformance/golden.rs tests/it/golden_types.rs"),
+    (
+        "fwdbwd_request.json",
+        "src/wire/conformance/golden.rs tests/it/golden_types.rs",
+    ),
     ("http_capture.json", "src/wire/conformance/golden.rs"),
-    ("json_dialect_requests.json", "src/wire/conformance/golden.rs"),
-    ("json_responses.json", "src/wire/conformance/golden.rs tests/it/golden_types.rs"),
+    (
+        "json_dialect_requests.json",
+        "src/wire/conformance/golden.rs",
+    ),
+    (
+        "json_responses.json",
+        "src/wire/conformance/golden.rs tests/it/golden_types.rs",
+    ),
     ("metric_reduction.json", "tests/it/golden_types.rs"),
-    ("proto_responses.json", "src/wire/conformance/golden.rs tests/it/golden_types.rs"),
+    (
+        "proto_responses.json",
+        "src/wire/conformance/golden.rs tests/it/golden_types.rs",
+    ),
     ("proto_schema.json", "src/wire/conformance/schema.rs"),
     ("query_strings.json", "src/wire/query.rs"),
-    ("requests.json", "src/wire/conformance/golden.rs tests/it/golden_types.rs"),
+    (
+        "requests.json",
+        "src/wire/conformance/golden.rs tests/it/golden_types.rs",
+    ),
     ("retry_and_errors.json", "src/transport/retry/tests.rs"),
     ("sample_response", "through: proto_responses.json"),
     ("telemetry.json", "tests/it/golden_types.rs"),
@@ -37,7 +52,11 @@ fn every_golden_file_is_accounted_for() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let golden = root.join("tests/fixtures/wire");
     let listed: BTreeSet<String> = GOLDEN.iter().map(|(file, _)| file.to_string()).collect();
-    assert_eq!(names(&golden), listed, "keep the table in step with the folder");
+    assert_eq!(
+        names(&golden),
+        listed,
+        "keep the table in step with the folder"
+    );
 
     for (file, place) in GOLDEN {
         match place.split_once(": ") {

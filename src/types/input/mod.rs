@@ -154,3 +154,55 @@ impl From<&ModelInput> for ModelInput {
         input.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_taken_over_and_checked() {
+        let ids: Vec<u32> = vec![1, 2, i32::MAX as u32];
+        let address = ids.as_ptr().cast::<i32>();
+        let tokens = Tokens::try_from(ids).unwrap();
+        assert_eq!(tokens.as_ptr(), address);
+        assert_eq!(
+            Tokens::try_from(vec![1, u32::MAX]).unwrap_err().to_string(),
+            "invalid tokens[1]: 4294967295 does not fit 32 signed bits"
+        );
+        assert!(Tokens::try_from(vec![i64::from(i32::MIN) - 1]).is_err());
+    }
+
+    #[test]
+    fn the_length_counts_every_chunk_or_says_which_is_unknown() {
+        let image = Chunk::image(vec![1, 2], ImageFormat::Jpeg);
+        let input = ModelInput::from_ints([1, 2])
+            .append(image.clone().with_expected_tokens(64))
+            .append(Chunk::dmel(vec![3, 2, 5, 8]).unwrap());
+        assert_eq!(input.length().unwrap(), 2 + 64 + 5);
+        assert_eq!(
+            input.to_ints().unwrap_err().to_string(),
+            "invalid chunks[1]: is not text; only an input of text chunks is a list of tokens"
+        );
+        assert_eq!(
+            input.append(image).length().unwrap_err().to_string(),
+            "invalid chunks[3].expected_tokens: must be given for an image, to know the length \
+             of the input"
+        );
+    }
+
+    #[test]
+    fn audio_needs_a_header() {
+        #[track_caller]
+        fn check(bytes: &[u8], expected: &str) {
+            let problem = Chunk::dmel(bytes.to_vec()).unwrap_err().to_string();
+            assert_eq!(problem, format!("invalid dmel: {expected}"));
+        }
+        check(&[], "not a tensor container: empty");
+        check(&[254], "not a tensor container: empty");
+        check(&[8, 1, 1], "not a tensor container: unknown dtype");
+        check(&[3, 2, 5], "not a tensor container: truncated header");
+        check(&[3, 0], "the tensor has no dimension");
+        let long = [&[3, 1], &[0xff; 10][..], &[1]].concat();
+        check(&long, "not a tensor container: a number is too long");
+    }
+}

@@ -109,3 +109,54 @@ pub struct AuditEntry {
     #[serde(default)]
     pub purpose: Option<String>,
 }
+
+/// An API key, as its holder may see it.
+///
+/// ```
+/// let key: tinker::types::ApiKeyInfo = serde_json::from_str(
+///     r#"{"key_id": 42, "name": "laptop", "note": "", "details":
+///         {"org_details": {"name": "Acme"}, "user_details": {"email": "a@b.c"}}}"#,
+/// )?;
+/// assert_eq!(key.details.unwrap().org_details.name, "Acme");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiKeyInfo {
+    /// The key's number.
+    pub key_id: i64,
+    /// What it is called.
+    pub name: String,
+    /// What was noted about it.
+    #[serde(default)]
+    pub note: Option<String>,
+    /// Whose it is.
+    #[serde(default)]
+    pub details: Option<ApiKeyDetails>,
+}
+
+/// Whose an API key is.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiKeyDetails {
+    /// The organisation.
+    pub org_details: ApiKeyOrganization,
+    /// The user.
+    pub user_details: ApiKeyUser,
+}
+
+/// The organisation an API key acts in.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiKeyOrganization {
+    /// Its name.
+    pub name: String,
+}
+
+/// The user an API key belongs to.
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiKeyUser {
+    /// The user's address.
+    pub email: String,
+}

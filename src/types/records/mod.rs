@@ -7,7 +7,8 @@ mod search;
 mod sessions;
 
 pub use account::{
-    AuditEntry, AuditEventType, AuditLog, ServerCapabilities, SupportedModel, WhoAmI,
+    ApiKeyDetails, ApiKeyInfo, ApiKeyOrganization, ApiKeyUser, AuditEntry, AuditEventType,
+    AuditLog, ServerCapabilities, SupportedModel, WhoAmI,
 };
 pub use billing::{
     BillingEvent, BillingEventInfo, BillingSession, BillingUsage, StorageUsage, StorageUsageItem,
@@ -18,6 +19,6 @@ pub use runs::{
 };
 pub use search::{SearchOwner, SessionSearch, SessionSearchCursor, SessionSearchPage, StatusQuery};
 pub use sessions::{
-    FailureCategory, FailureReason, FinishReason, SessionDetails, SessionStatus, SessionSummary,
-    TraceExport, TraceExportStatus,
+    FailureCategory, FailureReason, FinishReason, SessionDetails, SessionPage, SessionStatus,
+    SessionSummary, TraceExport, TraceExportStatus,
 };

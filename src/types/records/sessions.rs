@@ -8,6 +8,15 @@ use serde_json::Value;
 use crate::types::macros::open_enum;
 use crate::types::{ModelId, RequestId, SamplingSessionId, SessionId, Timestamp, time};
 
+/// A page of session ids, newest first.
+#[doc(alias = "ListSessionsResponse")]
+#[non_exhaustive]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionPage {
+    /// The ids.
+    pub sessions: Vec<SessionId>,
+}
+
 /// What a session made.
 #[doc(alias = "GetSessionResponse")]
 #[non_exhaustive]

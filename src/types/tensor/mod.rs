@@ -301,3 +301,58 @@ impl fmt::Debug for TensorData {
         out.field("values", &self.values).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn takes_a_vector_over_and_shares_it() {
+        let values = vec![1.0f32, 2.0];
+        let address = values.as_ptr();
+        let tensor = TensorData::from(values);
+        assert_eq!(tensor.as_f32().unwrap().as_ptr(), address);
+        assert_eq!(tensor.clone().as_f32().unwrap().as_ptr(), address);
+        let shared = Arc::new(vec![3i64]);
+        assert_eq!(TensorData::from(shared.clone()).as_i64(), Some(&[3][..]));
+        assert_eq!(Arc::strong_count(&shared), 1);
+    }
+
+    #[test]
+    fn refuses_shapes_that_do_not_fit() {
+        #[track_caller]
+        fn check(shape: &[usize], fits: bool) {
+            let tensor = TensorData::from(vec![1i64, 2, 3, 4]).with_shape(shape);
+            assert_eq!(tensor.is_ok(), fits, "{tensor:?}");
+        }
+        check(&[4], true);
+        check(&[2, 2], true);
+        check(&[1, 4, 1], true);
+        check(&[], false);
+        check(&[5], false);
+        check(&[4, 0], false);
+        check(&[usize::MAX, usize::MAX], false);
+        assert!(
+            TensorData::from(vec![1i64]).with_shape([]).is_ok(),
+            "a scalar"
+        );
+
+        let ragged = TensorData::from_rows(&[vec![1.0f32], vec![1.0, 2.0]]).unwrap_err();
+        assert_eq!(
+            ragged.to_string(),
+            "invalid rows[1]: has 2 values where row 0 has 1; ragged rows are not supported"
+        );
+    }
+
+    #[test]
+    fn shows_long_tensors_briefly() {
+        let tensor = TensorData::from(vec![0i64; 100]);
+        assert_eq!(
+            format!("{tensor:?}"),
+            "TensorData { dtype: int64, shape: [100], \
+             values: [0, 0, 0, 0, 0, 0, 0, 0, … 100 in all] }"
+        );
+    }
+}

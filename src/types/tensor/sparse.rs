@@ -192,3 +192,83 @@ impl fmt::Debug for Csr {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_indices_that_are_no_matrix() {
+        #[track_caller]
+        fn check(crow: &[i64], col: &[i64], shape: &[usize], expected: &str) {
+            let values = TensorValues::from(vec![7i64, 8]);
+            let parts = Some((crow.to_vec(), col.to_vec()));
+            let error = TensorData::from_parts(values, Some(shape.to_vec()), parts).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        }
+        check(
+            &[0, 2],
+            &[0, 1],
+            &[2],
+            "invalid shape: [2] is not two-dimensional, as a sparse tensor must be",
+        );
+        check(
+            &[0, 2],
+            &[0, 1],
+            &[2, 3],
+            "invalid sparse_crow_indices: needs one entry more than the 2 rows, got 2",
+        );
+        let rise = "invalid sparse_crow_indices: must rise from 0 to the 2 values";
+        check(&[1, 1, 2], &[0, 1], &[2, 3], rise);
+        check(&[0, 2, 1], &[0, 1], &[2, 3], rise);
+        check(&[0, 3, 2], &[0, 1], &[2, 3], rise);
+        check(
+            &[0, 1, 2],
+            &[0],
+            &[2, 3],
+            "invalid sparse_col_indices: needs 2 entries, one per value, got 1",
+        );
+        check(
+            &[0, 1, 2],
+            &[0, 3],
+            &[2, 3],
+            "invalid sparse_col_indices: 3 is not one of the 3 columns",
+        );
+        check(
+            &[0, 2, 2],
+            &[1, 1],
+            &[2, 3],
+            "invalid sparse_col_indices: must rise within each row",
+        );
+    }
+
+    #[test]
+    fn is_sparse_only_where_that_is_smaller() {
+        #[track_caller]
+        fn check(rows: usize, columns: usize, stored: usize, sparse: bool) {
+            let mut values = vec![0.0f32; rows * columns];
+            values[..stored].fill(1.0);
+            let dense = TensorData::from(values)
+                .with_shape([rows, columns])
+                .unwrap();
+            let packed = dense.clone().sparsify(0);
+            assert_eq!(packed.csr().is_some(), sparse);
+            assert_eq!(packed.to_dense(0).unwrap(), dense);
+        }
+        // (rows + 1) + 2 × stored against rows × columns.
+        check(3, 4, 3, true);
+        check(3, 4, 4, false);
+        check(1, 2, 0, false);
+        check(1, 3, 0, true);
+        check(0, 0, 0, false);
+    }
+
+    #[test]
+    fn pads_with_what_was_left_out() {
+        let dense = TensorData::from_rows(&[vec![-1i64; 9], vec![-1; 9]]).unwrap();
+        let packed = dense.clone().sparsify(-1);
+        assert!(packed.is_empty() && packed.csr().is_some());
+        assert_eq!(packed.to_dense(-1).unwrap(), dense);
+        assert_eq!(packed.to_dense(0).unwrap().as_i64(), Some(&[0; 18][..]));
+    }
+}
