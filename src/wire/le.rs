@@ -64,7 +64,7 @@ pub(crate) fn whole<'a, T: Number>(
     what: &str,
     bytes: &'a [u8],
 ) -> Result<impl ExactSizeIterator<Item = T> + use<'a, T>> {
-    if bytes.len() % size_of::<T>() != 0 {
+    if !bytes.len().is_multiple_of(size_of::<T>()) {
         return Err(Error::Reply(Context::new(format!(
             "{what}: {} bytes are not a whole number of {} values",
             bytes.len(),

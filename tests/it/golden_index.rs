@@ -43,7 +43,7 @@ const GOLDEN: &[(&str, &str)] = &[
     ("sample_response", "through: proto_responses.json"),
     ("telemetry.json", "tests/it/golden_types.rs"),
     ("tinker_paths.json", "tests/it/golden_types.rs"),
-    ("tokenizer_selection.json", "later: text"),
+    ("tokenizer_selection.json", "src/text/selection.rs"),
     ("topk.json", "tests/it/golden_types.rs"),
 ];
 

@@ -50,6 +50,8 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
+/// The bytes recorded beside the tables, in `fwdbwd_request`, `fwdbwd_output` and
+/// `sample_response`.
 fn file(name: &str) -> Vec<u8> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/wire/");
     std::fs::read(format!("{root}{name}")).unwrap()
@@ -139,8 +141,10 @@ fn requests_are_written_as_recorded() {
 #[test]
 fn stop_is_sent_as_given() {
     for case in list(&golden!("requests.json")["stop_variants"]) {
-        let mut params = SamplingParams::default();
-        params.stop = serde_json::from_value(case["stop"].clone()).unwrap();
+        let params = SamplingParams {
+            stop: serde_json::from_value(case["stop"].clone()).unwrap(),
+            ..SamplingParams::default()
+        };
         let written = serde_json::to_value(&params).unwrap();
         assert_same(
             &written,

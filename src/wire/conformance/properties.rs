@@ -33,8 +33,10 @@ const MOST_PER_BYTE: u64 = 512;
 /// And on top of it: datums that come without data, and the text of errors.
 const MOST_EXTRA: u64 = 2 << 20;
 
+type Decode = fn(&[u8]) -> Result<()>;
+
 /// Every way bytes from outside become values.
-const DECODERS: [(&str, fn(&[u8]) -> Result<()>); 13] = [
+const DECODERS: [(&str, Decode); 13] = [
     ("protobuf output", |b| {
         decode_forward_backward(PROTOBUF, b.to_vec()).map(drop)
     }),
@@ -76,7 +78,7 @@ fn check_bytes(bytes: &[u8]) {
 }
 
 #[track_caller]
-fn check_decoder(name: &str, decode: fn(&[u8]) -> Result<()>, bytes: &[u8]) {
+fn check_decoder(name: &str, decode: Decode, bytes: &[u8]) {
     let mut result = Ok(());
     let memory = measure(|| result = decode(bytes));
     let most = MOST_PER_BYTE * bytes.len() as u64 + MOST_EXTRA;
