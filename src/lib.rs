@@ -30,6 +30,8 @@ pub mod local;
 pub use client::{SamplingClient, ServiceClient, TrainingClient};
 pub use error::{Error, Result};
 pub use runtime::pending::{AsCompleted, Pending, as_completed, join_all};
+#[cfg(feature = "text")]
+pub use text::Tokenizer;
 pub use types::{
     AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, OptimStepResponse,
     SampleOptions, SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,

@@ -10,8 +10,8 @@ use crate::types::{Datum, TensorData};
 
 /// A loss that `forward_backward_custom` can train with.
 ///
-/// Implemented by [`Expr`](super::Expr), [`Objective`], and the results of
-/// [`batch`](super::batch) and [`from_fn`].
+/// Implemented by [`Expr`](super::Expr) and [`Objective`], owned or borrowed, and by the
+/// results of [`batch`](super::batch) and [`from_fn`].
 pub trait CustomLoss {
     /// Computes the loss of a batch, its gradients and its metrics.
     ///

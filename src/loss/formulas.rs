@@ -13,6 +13,22 @@
 //! let loss = (policy + 0.01 * &drift).sum().with_metric("kl:mean", drift.mean());
 //! # let _ = loss;
 //! ```
+//!
+//! Regularisers are one more term of a loss:
+//!
+//! ```
+//! use tinker::loss::formulas::{entropy, kl_k2, l1, l2};
+//! use tinker::loss::{Expr, input, logprobs};
+//!
+//! let loss: Expr = -(logprobs() * input("weights")).sum();
+//! let drift = logprobs() - input("reference");
+//!
+//! let with_l1 = &loss + 0.01 * l1(&drift);
+//! let with_l2 = &loss + 0.01 * l2(&drift);
+//! let with_kl = &loss + 0.01 * kl_k2(&logprobs(), &input("reference")).sum();
+//! let exploring = &loss - 0.01 * entropy(&logprobs()).sum();
+//! # let _ = (with_l1, with_l2, with_kl, exploring);
+//! ```
 
 use super::expr::Expr;
 
@@ -77,4 +93,54 @@ pub fn cispo(logprobs: &Expr, old: &Expr, advantages: &Expr, low: f64, high: f64
 /// See [`batch`](super::batch) for the whole loss.
 pub fn dpo(chosen: &Expr, rejected: &Expr, beta: f64) -> Expr {
     -(beta * (chosen - rejected)).log_sigmoid()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::{CustomLoss, input, logprobs};
+    use crate::types::{Datum, TensorData};
+
+    /// Checks the value and the gradient for logprobs -1 and -3 and reference -2.
+    #[track_caller]
+    fn check(formula: impl Fn(&Expr, &Expr) -> Expr, loss: f64, gradient: [f64; 2]) {
+        let data = [Datum::new(vec![0]).with("r", vec![-2.0f32, -2.0])];
+        let logprobs_given = [TensorData::from(vec![-1.0f32, -3.0])];
+        let expr = formula(&logprobs(), &input("r")).sum();
+        let value = expr.evaluate(&data, &logprobs_given).unwrap();
+        assert!((value.loss - loss).abs() < 1e-12, "{}", value.loss);
+        for (got, want) in value.gradients[0].iter().zip(gradient) {
+            assert!((f64::from(*got) - want).abs() < 1e-6, "{got} is not {want}");
+        }
+    }
+
+    #[test]
+    fn values_and_slopes() {
+        let e = std::f64::consts::E;
+        check(|x, r| l1(&(x - r)), 2.0, [1.0, -1.0]);
+        check(|x, r| l2(&(x - r)), 2.0, [2.0, -2.0]);
+        check(kl_k1, 0.0, [1.0, 1.0]);
+        check(kl_k2, 1.0, [1.0, -1.0]);
+        check(kl_k3, 1.0 / e + e - 2.0, [1.0 - 1.0 / e, 1.0 - e]);
+        check(
+            |x, _| entropy(x),
+            1.0 / e + 3.0 / e.powi(3),
+            [0.0, 2.0 / e.powi(3)],
+        );
+        check(
+            |x, r| ppo_clip(x, r, &Expr::constant(1.0), 0.5, 2.0),
+            -2.0 - 1.0 / e,
+            [0.0, -1.0 / e],
+        );
+        check(
+            |x, r| cispo(x, r, &Expr::constant(1.0), 0.5, 2.0),
+            2.0 + 1.5,
+            [-2.0, -0.5],
+        );
+        check(
+            |x, r| dpo(&x.sum(), &(r.sum() * 2.0), 0.5),
+            (1.0 + (-2.0f64).exp()).ln(),
+            [-0.5 / (1.0 + 2.0f64.exp()), -0.5 / (1.0 + 2.0f64.exp())],
+        );
+    }
 }

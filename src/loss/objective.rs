@@ -87,6 +87,16 @@ impl CustomLoss for Expr {
     }
 }
 
+impl CustomLoss for &Expr {
+    fn evaluate(self, data: &[Datum], logprobs: &[TensorData]) -> Result<LossValue> {
+        Objective::new(self).evaluate(data, logprobs)
+    }
+
+    fn as_objective(&self) -> Option<Objective> {
+        Some(Objective::new(*self))
+    }
+}
+
 impl CustomLoss for &Objective {
     fn evaluate(self, data: &[Datum], logprobs: &[TensorData]) -> Result<LossValue> {
         check_lengths(data, logprobs)?;
@@ -389,4 +399,91 @@ fn no_gradient() -> Error {
         "loss",
         "does not depend on these logprobs, so there is nothing to learn from the datum",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::{input, logprobs};
+
+    fn batch_of(inputs: &[f32]) -> (Vec<Datum>, Vec<TensorData>) {
+        let data = inputs
+            .iter()
+            .map(|&a| Datum::new(vec![0]).with("a", vec![a]));
+        let logprobs = inputs.iter().map(|_| TensorData::from(vec![-2.0f32, -1.0]));
+        (data.collect(), logprobs.collect())
+    }
+
+    #[test]
+    fn losses_add_up_and_metrics_follow_their_suffix() {
+        let (data, x) = batch_of(&[1.0, 2.0, 6.0]);
+        let value = (logprobs() * input("a"))
+            .sum()
+            .with_metric("a:sum", input("a").sum())
+            .with_metric("custom/a:mean", input("a").sum())
+            .evaluate(&data, &x)
+            .unwrap();
+        assert_eq!(value.loss, -27.0);
+        assert_eq!(value.gradients, [[1.0, 1.0], [2.0, 2.0], [6.0, 6.0]]);
+        let expected = [
+            ("custom/a:mean".to_owned(), 3.0),
+            ("custom/a:sum".to_owned(), 9.0),
+        ];
+        assert_eq!(value.metrics, expected.into());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        #[track_caller]
+        fn check(loss: impl CustomLoss, expected: &str) {
+            let (data, x) = batch_of(&[1.0, 2.0]);
+            let error = loss.evaluate(&data, &x).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let x = logprobs;
+        check(x(), "invalid data[0].loss: has shape [2]");
+        check(
+            input("a").sum(),
+            "data[0].loss: does not depend on these logprobs",
+        );
+        check(x().detach().sum(), "does not depend on these logprobs");
+        check(
+            (x() + input("b")).sum(),
+            "data[0].loss_fn_inputs.b: is missing",
+        );
+        check(x().sum_axis(1).sum(), "does not have axis 1");
+        check(x().sum().with_metric("k", x().sum()), "must be up to 64");
+        check(
+            x().sum().with_metric("k:sum", x()),
+            "data[0].metric: has shape",
+        );
+        check(
+            batch(|data| data[0].logprobs().sum()),
+            "data[1].loss: does not depend",
+        );
+        check(batch(|_| x().sum()), "does not say whose logprobs");
+        check(
+            batch(|data| data[0].input("b").sum()),
+            "data[0].loss_fn_inputs.b: is missing",
+        );
+        let mut leaked = None;
+        let (data, tensors) = batch_of(&[1.0]);
+        let kept = batch(|data| {
+            leaked = Some(data[0].logprobs());
+            data[0].logprobs().sum()
+        });
+        kept.evaluate(&data, &tensors).unwrap();
+        check(leaked.unwrap().sum(), "names one datum of a batch");
+    }
+
+    #[test]
+    fn every_datum_needs_its_logprobs() {
+        let (data, _) = batch_of(&[1.0]);
+        let error = logprobs().sum().evaluate(&data, &[]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("one tensor for each of the 1 datums, got 0")
+        );
+    }
 }

@@ -10,7 +10,7 @@ use super::super::program::Program;
 use super::LossGraph;
 use super::names::{MAX_INPUTS, metric_key};
 use crate::error::{Error, Result};
-use crate::types::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp, Datum};
+use crate::types::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp, Datum, Dtype};
 
 pub(super) fn export(objective: &Objective, data: &[Datum]) -> Result<LossGraph> {
     let metrics = objective.metrics.iter().map(|(_, value)| value);
@@ -21,7 +21,7 @@ pub(super) fn export(objective: &Objective, data: &[Datum]) -> Result<LossGraph>
         .map(|name| input_of(name, data))
         .collect::<Result<_>>()?;
 
-    let mut writer = Writer::new(&program, &names);
+    let mut writer = Writer::new(&program, &names, data);
     for index in 0..program.steps.len() {
         writer.write_step(index)?;
     }
@@ -111,6 +111,7 @@ fn input_of(name: &str, data: &[Datum]) -> Result<CustomLossInput> {
 
 struct Writer<'a> {
     program: &'a Program,
+    data: &'a [Datum],
     nodes: Vec<CustomLossNode>,
     taken: HashSet<String>,
     /// The node holding each step's numbers; `None` for constants, which are written in place.
@@ -120,9 +121,10 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(program: &'a Program, inputs: &[String]) -> Self {
+    fn new(program: &'a Program, inputs: &[String], data: &'a [Datum]) -> Self {
         let mut writer = Self {
             program,
+            data,
             nodes: Vec::new(),
             taken: HashSet::new(),
             refs: Vec::new(),
@@ -173,7 +175,7 @@ impl<'a> Writer<'a> {
             Op::Constant(_) => None,
             Op::Variable(variable) => Some(match &variable.tensor {
                 TensorName::Logprobs => json!({"ref": "logprobs"}),
-                TensorName::Input(name) => json!({"ref": **name}),
+                TensorName::Input(name) => self.input(name),
             }),
             Op::Unary(op) => Some(self.call(op.target(), args)),
             Op::Binary(op @ (Binary::Min | Binary::Max)) => {
@@ -203,6 +205,17 @@ impl<'a> Writer<'a> {
         self.refs.push(reference);
         self.masks.push(mask);
         Ok(())
+    }
+
+    /// An input as floats, which is how formulas read it; PyTorch would not average integers.
+    fn input(&mut self, name: &str) -> Value {
+        let reference = json!({"ref": name});
+        let is_integer =
+            |datum: &Datum| datum.input(name).is_some_and(|t| t.dtype() == Dtype::Int64);
+        match self.data.iter().any(is_integer) {
+            true => self.call_method("float", vec![reference]),
+            false => reference,
+        }
     }
 
     /// A method of the tensor in `step`, with an axis if it takes one.
@@ -278,5 +291,86 @@ fn number(value: f64) -> Value {
         json!({"float": "inf"})
     } else {
         json!({"float": "-inf"})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::{Expr, input, logprobs};
+
+    fn data() -> Vec<Datum> {
+        vec![
+            Datum::new(vec![0])
+                .with_target_tokens(vec![1i64, 2])
+                .with("logprobs", vec![0.0f32, 0.0])
+                .with("Upper", vec![0.0f32, 0.0])
+                .with("ids", vec![1i64, 2]),
+        ]
+    }
+
+    #[test]
+    fn what_cannot_be_exported_says_why() {
+        #[track_caller]
+        fn check(loss: impl Into<Objective>, data: &[Datum], expected: &str) {
+            let error = loss.into().to_graph(data).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let x = logprobs;
+        let loss = || x().sum();
+        check(Expr::constant(1.0), &data(), "invalid loss: is a constant");
+        check(
+            loss().with_metric("k:sum", 1.0),
+            &data(),
+            "invalid metric: is a constant",
+        );
+        check(
+            loss().with_metric("k", x().sum()),
+            &data(),
+            "must be up to 64",
+        );
+        check((x() * input("logprobs")).sum(), &data(), "old_logprobs");
+        check((x() * input("Upper")).sum(), &data(), "must match");
+        check(
+            (x() * input("absent")).sum(),
+            &data(),
+            "data[0].loss_fn_inputs.absent: is missing",
+        );
+        check(
+            Expr::constant(1.0).select(x(), 0.0).sum(),
+            &data(),
+            "uses a constant",
+        );
+        check(loss(), &[], "is empty");
+        let mut mixed = data();
+        let matrix = crate::types::TensorData::from_rows(&[vec![1i64]]).unwrap();
+        mixed.push(Datum::new(vec![0]).with_target_tokens(matrix));
+        check(loss(), &mixed, "has rank 2, where data[0] has rank 1");
+        let many = (0..16).map(|n| input(&format!("x{n}"))).sum::<Expr>();
+        check((x() * many).sum(), &data(), "a graph reads at most 16");
+    }
+
+    #[test]
+    fn integers_are_read_as_floats() {
+        let loss = Objective::new(logprobs().sum() * input("ids").mean());
+        let graph = loss.to_graph(&data()).unwrap();
+        let targets: Vec<&str> = graph
+            .graph
+            .nodes()
+            .iter()
+            .map(|node| node.target.as_str())
+            .collect();
+        assert_eq!(
+            targets,
+            [
+                "logprobs",
+                "ids",
+                "sum",
+                "float",
+                "mean",
+                "operator.mul",
+                "output"
+            ]
+        );
     }
 }
