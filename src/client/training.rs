@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, unbounded};
 
 use super::train_ops::seq;
 use crate::error::{Context, Error, Result};
-use crate::loss::{self, CustomLoss, Objective};
+use crate::loss::{self, CustomLoss, LossGraph};
 use crate::runtime::forward::{Call, ChunkOutput, Forward, Gather};
 use crate::runtime::pending::{Pending, Status};
 use crate::runtime::queue::{Gate, Operation, Queue, Single};
@@ -193,7 +193,10 @@ impl TrainingClient {
         loss: impl CustomLoss,
     ) -> Result<Pending<ForwardBackwardOutput>> {
         if let (true, Some(objective)) = (self.runs_losses(), loss.as_objective()) {
-            return self.forward_backward_graph(data, &objective);
+            match objective.to_graph(data) {
+                Ok(graph) => return self.forward_backward_graph(data, &graph),
+                Err(error) => log::debug!("computing the custom loss on this side: {error}"),
+            }
         }
         let forward = self
             .forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?
@@ -222,12 +225,11 @@ impl TrainingClient {
     fn forward_backward_graph(
         &self,
         data: &[Datum],
-        objective: &Objective,
+        graph: &LossGraph,
     ) -> Result<Pending<ForwardBackwardOutput>> {
         let session = self.queue.session();
         let core = &session.core;
-        let graph = objective.to_graph(data)?;
-        let key = String::from_utf8_lossy(&to_json(&graph.graph)?).into_owned();
+        let key = String::from_utf8_lossy(&to_json(graph)?).into_owned();
         let known = core.known_loss(&key);
         let loss_id = match known {
             Some(id) => id,

@@ -51,4 +51,4 @@ pub use custom::{CustomLoss, FromFn, LossValue, from_fn};
 pub use expr::{Expr, input, logprobs};
 pub use graph::LossGraph;
 pub use objective::{Batch, DatumVars, Objective, batch};
-pub use surrogate::{backward_data, finish_metrics, forward_data};
+pub(crate) use surrogate::{backward_data, finish_metrics, forward_data};

@@ -14,7 +14,7 @@ use crate::types::{Datum, TensorData};
 /// # Errors
 ///
 /// If a datum has no target tokens.
-pub fn forward_data(data: &[Datum]) -> Result<Vec<Datum>> {
+pub(crate) fn forward_data(data: &[Datum]) -> Result<Vec<Datum>> {
     each(data, |datum| {
         let targets = target_tokens(datum)?;
         let weights = match datum.input("weights") {
@@ -32,7 +32,7 @@ pub fn forward_data(data: &[Datum]) -> Result<Vec<Datum>> {
 /// # Errors
 ///
 /// If a datum has no target tokens or no gradient, or one of another size than its logprobs.
-pub fn backward_data(
+pub(crate) fn backward_data(
     data: &[Datum],
     logprobs: &[TensorData],
     gradients: &[Vec<f32>],
@@ -55,7 +55,7 @@ pub fn backward_data(
 /// # Errors
 ///
 /// If the service did not report `loss:sum`.
-pub fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) -> Result<()> {
+pub(crate) fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) -> Result<()> {
     let surrogate = metrics
         .remove("loss:sum")
         .ok_or_else(|| Error::invalid("metrics", "lack loss:sum, which every step reports"))?;
