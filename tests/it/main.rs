@@ -8,10 +8,14 @@
 mod cli;
 mod clients;
 mod config;
+mod futures;
 mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
+mod retries;
 mod server;
+mod sessions;
 mod support;
 mod text;
+mod training;

@@ -1,4 +1,5 @@
 //! What the features' tests share.
 
+pub(crate) mod fake;
 pub(crate) mod http;
 pub(crate) mod scripted;
