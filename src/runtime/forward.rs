@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::{Sender, unbounded};
 
@@ -14,7 +14,7 @@ use super::pending::{Promise, Status};
 use super::queue::{Gate, Operation, Worker, classify, training_result};
 use super::sequence::Sent;
 use super::watch::{Accepted, Watch};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, is_retryable_status};
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
 use crate::types::{Datum, DatumRange, ForwardBackwardOutput, Loss, chunk_ranges};
@@ -341,6 +341,14 @@ impl Sending {
                     core.learned(Spoken::Json);
                     return Ok(reply);
                 }
+                // An unpaid bill is waited for below.
+                Ok(response)
+                    if response.status() != 402 && !is_retryable_status(response.status()) =>
+                {
+                    let label = FORWARD_BACKWARD.label();
+                    let error = error_from_response(&response, &label, SystemTime::now());
+                    return Err(unsent(error));
+                }
                 Ok(response) => arrived = response.status() >= 500,
                 Err(AttemptError::Fault(fault)) => arrived = fault.may_have_arrived(),
                 Err(AttemptError::Credentials(error)) => return Err(unsent(error)),
@@ -434,7 +442,7 @@ fn is_not_understood(response: &Response) -> bool {
     match response.status() {
         415 | 422 => true,
         400 => {
-            let error = error_from_response(response, "", std::time::SystemTime::now());
+            let error = error_from_response(response, "", SystemTime::now());
             let detail = error.to_string().to_ascii_lowercase();
             ["json", "decode", "parse", "utf-8"]
                 .iter()

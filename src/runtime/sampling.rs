@@ -60,6 +60,7 @@ impl Sampler {
         record_stability_info: bool,
         is_clone: bool,
     ) -> Arc<Self> {
+        let now = core.link.clock().now();
         let backoff = Backoff::shared(core.link.transport().base_url(), &core.link.identity());
         Arc::new(Self {
             core,
@@ -69,7 +70,7 @@ impl Sampler {
             clone_id: Mutex::new((!is_clone).then_some(0)),
             next: AtomicU64::new(0),
             poller: OnceLock::new(),
-            progress: Progress::new(),
+            progress: Progress::new(now),
             backoff,
         })
     }
@@ -89,7 +90,7 @@ impl Sampler {
         let (promise, pending) = promise(status.clone(), OnDrop::Cancels, keep);
         let bytes = prompt.sampling_byte_estimate() as u64;
         let job = Job {
-            ticket: self.progress.begin(),
+            ticket: self.progress.begin(self.core.link.clock().now()),
             sampler: self.clone(),
             prompt,
             options,
@@ -155,7 +156,7 @@ impl Sampler {
     fn stuck(&self) -> Option<Error> {
         let limit = self.core.config.stuck_after;
         let detects = self.core.client_config.sample_enable_stuck_detection;
-        let idle = self.progress.since_success();
+        let idle = self.progress.since_success(self.core.link.clock().now());
         (detects && idle >= limit).then(|| {
             let message = format!("no sample has succeeded for {} s", idle.as_secs());
             Error::Connection(Context::new(message)).for_request("sample")
@@ -476,10 +477,9 @@ impl Drop for Ticket {
 }
 
 impl Progress {
-    fn new() -> Self {
-        let now = Instant::now();
+    fn new(now: Instant) -> Self {
         Self {
-            started: now,
+            started: Instant::now(),
             counts: Mutex::new(Counts {
                 succeeded: 0,
                 failed: 0,
@@ -493,26 +493,25 @@ impl Progress {
         }
     }
 
-    fn begin(&self) -> Ticket {
+    fn begin(&self, now: Instant) -> Ticket {
         let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let now = Instant::now();
         let mut open = lock(&self.open);
         if open.is_empty() {
             // Nobody was waiting, so nothing was stuck.
             lock(&self.counts).last_success = now;
         }
-        open.insert(id, now);
+        open.insert(id, Instant::now());
         Ticket {
             id,
             open: self.open.clone(),
         }
     }
 
-    fn succeeded(&self, tokens: usize) {
+    fn succeeded(&self, tokens: usize, now: Instant) {
         let mut counts = lock(&self.counts);
         counts.succeeded += 1;
         counts.tokens += tokens as u64;
-        counts.last_success = Instant::now();
+        counts.last_success = now;
     }
 
     fn failed(&self) {
@@ -523,8 +522,8 @@ impl Progress {
         lock(&self.counts).retries += 1;
     }
 
-    fn since_success(&self) -> Duration {
-        lock(&self.counts).last_success.elapsed()
+    fn since_success(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(lock(&self.counts).last_success)
     }
 
     fn log(&self, waiting: usize, now: Instant) {

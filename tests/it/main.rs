@@ -14,6 +14,7 @@ mod golden_types;
 mod hostile_values;
 mod loss;
 mod retries;
+mod sampling;
 mod server;
 mod sessions;
 mod support;

@@ -428,11 +428,14 @@ fn bad_input_says_what_to_do() {
     let failing = Config::default()
         .with_base_url(&url)
         .with_credential_command("exit 3");
-    check(failing, &["credentials", "3"]);
-    fake.reply("client/config", Reply::bytes("text/html", "<html>"));
-    for _ in 0..10 {
-        fake.reply("client/config", Reply::bytes("text/html", "<html>"));
-    }
+    check(failing, &["credentials", "TINKER_CREDENTIAL_CMD"]);
+    // Twice the HTTP layer's tries and the outer ones: it never becomes JSON.
+    fake.server.always(
+        "POST",
+        &route("client/config"),
+        Reply::bytes("text/html", "<html>"),
+    );
     let error = fake.service().capabilities().unwrap_err();
-    assert!(error.to_string().contains("404"), "{error}");
+    assert!(matches!(error, Error::Reply(_)), "{error}");
+    assert!(error.to_string().contains("POST client/config"), "{error}");
 }

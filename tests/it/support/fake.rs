@@ -111,10 +111,16 @@ impl Fake {
         requests.iter().map(Recorded::json).collect()
     }
 
-    /// Pauses in whole seconds, rounded up: jitter shortens them by up to a quarter.
-    pub(crate) fn pauses(&self) -> Vec<u64> {
-        let seconds = |pause: &std::time::Duration| pause.as_secs_f64().ceil() as u64;
-        self.clock.pauses().iter().map(seconds).collect()
+    /// Asserts the pauses so far; jitter shortens each by up to a quarter.
+    #[track_caller]
+    pub(crate) fn check_pauses(&self, expected: &[u64]) {
+        let pauses = self.clock.pauses();
+        let fits = |(pause, expected): (&std::time::Duration, &u64)| {
+            let ratio = pause.as_secs_f64() / *expected as f64;
+            (0.749..=1.001).contains(&ratio)
+        };
+        let all = pauses.len() == expected.len() && pauses.iter().zip(expected).all(fits);
+        assert!(all, "{pauses:?} are not {expected:?}");
     }
 }
 
