@@ -399,11 +399,9 @@ impl Job {
 
     fn succeed(self, response: SampleResponse) {
         let tokens = response.sequences.iter().map(|s| s.tokens.len()).sum();
-        self.sampler.progress.succeeded(tokens);
-        let waiting = self.sampler.waiting();
-        self.sampler
-            .progress
-            .log(waiting, self.sampler.core.link.clock().now());
+        let now = self.sampler.core.link.clock().now();
+        self.sampler.progress.succeeded(tokens, now);
+        self.sampler.progress.log(self.sampler.waiting(), now);
         drop(self.ticket);
         self.promise.resolve(Ok(response));
     }
