@@ -254,12 +254,8 @@ impl TopkLogprobs {
                 ),
             ));
         }
-        let whole_rows = if k == 0 {
-            token_ids.is_empty()
-        } else {
-            token_ids.len() % k == 0
-        };
-        if !whole_rows {
+        // With k = 0 only an empty matrix passes.
+        if !token_ids.len().is_multiple_of(k) {
             return Err(Error::invalid(
                 "topk_logprobs",
                 format!("{} cells do not fill rows of {k}", token_ids.len()),
@@ -303,11 +299,7 @@ impl TopkLogprobs {
 
     /// How many positions there are.
     pub fn len(&self) -> usize {
-        if self.k == 0 {
-            0
-        } else {
-            self.token_ids.len() / self.k
-        }
+        self.token_ids.len().checked_div(self.k).unwrap_or(0)
     }
 
     /// Whether there are none.

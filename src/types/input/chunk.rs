@@ -59,7 +59,7 @@ pub struct ImageAssetPointerChunk {
     pub expected_tokens: Option<u32>,
 }
 
-/// One piece of a [`ModelInput`].
+/// One piece of a [`ModelInput`](super::ModelInput).
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {

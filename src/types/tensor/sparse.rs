@@ -124,7 +124,7 @@ fn check_csr(length: usize, crow: &[i64], col: &[i64], shape: &[usize]) -> Resul
     }
     if let Some(&wrong) = col
         .iter()
-        .find(|&&col| usize::try_from(col).is_ok_and(|col| col < columns) == false)
+        .find(|&&col| !usize::try_from(col).is_ok_and(|col| col < columns))
     {
         return col_error(format!("{wrong} is not one of the {columns} columns"));
     }
