@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::disk;
 use super::http::Refusal;
+use super::ledger::{Ledger, Page};
 use super::sessions::Session;
 use crate::error::{Context, Error, Result};
 use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
@@ -35,7 +36,11 @@ pub(super) struct Checkpoint {
     pub(super) base_model: String,
     pub(super) lora: LoraConfig,
     pub(super) time: Timestamp,
+    /// The file of the weights, beside the record: a new one each time, so that replacing the
+    /// record replaces both at once.
+    pub(super) file: String,
     pub(super) size_bytes: u64,
+    pub(super) checksum: u64,
     #[serde(default)]
     pub(super) public: bool,
     #[serde(default)]
@@ -63,8 +68,8 @@ struct Shelves {
 }
 
 impl Catalogue {
-    /// Opens a data folder, or makes a temporary one. Gives back the sessions it remembers too.
-    pub(super) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>)> {
+    /// Opens a data folder, or makes a temporary one. Gives back what else it remembers.
+    pub(super) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>, Ledger)> {
         let temporary = folder.is_none();
         let root = folder.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("tinker-local-{}", uuid::Uuid::new_v4()))
@@ -80,24 +85,26 @@ impl Catalogue {
             disk::read_records::<Checkpoint>(&root.join("checkpoints"), &damaged, &mut problems);
         let sessions =
             disk::read_records::<Session>(&root.join("sessions"), &damaged, &mut problems);
+        let ledger = disk::read_records::<Page>(&root.join("ledger"), &damaged, &mut problems);
         let mut shelves = Shelves::default();
         for record in runs {
             shelves.runs.insert(record.value.id.clone(), record.value);
         }
+        let mut used = Vec::new();
         for record in checkpoints {
-            if record.path.with_extension("safetensors").exists() {
+            let weights = record.path.with_file_name(&record.value.file);
+            if weights.exists() {
+                used.push(weights);
                 let checkpoint = record.value;
                 shelves
                     .checkpoints
                     .insert(checkpoint.path.clone(), checkpoint);
             } else {
-                problems.push(disk::set_aside(
-                    &record.path,
-                    &damaged,
-                    "its weights are missing",
-                ));
+                let problem = "its weights are missing";
+                problems.push(disk::set_aside(&record.path, &damaged, problem));
             }
         }
+        disk::remove_others(&root.join("checkpoints"), ".safetensors", &used);
         let catalogue = Self {
             root,
             temporary,
@@ -105,7 +112,8 @@ impl Catalogue {
             problems: Mutex::new(problems),
         };
         let sessions = sessions.into_iter().map(|record| record.value).collect();
-        Ok((catalogue, sessions))
+        let ledger = Ledger::new(ledger.into_iter().map(|record| record.value));
+        Ok((catalogue, sessions, ledger))
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -123,6 +131,16 @@ impl Catalogue {
     pub(super) fn keep_session(&self, session: &Session) -> Result<()> {
         let name = format!("{}.json", disk::escape(&session.id));
         disk::write_json(&self.root.join("sessions").join(name), session)
+    }
+
+    /// Writes down what was counted and done since the last time.
+    pub(super) fn keep_ledger(&self, ledger: &Ledger) {
+        if let Some(page) = ledger.changed() {
+            let file = self.root.join("ledger").join("ledger.json");
+            if let Err(error) = disk::write_json(&file, &page) {
+                log::warn!("local server: {error}");
+            }
+        }
     }
 
     pub(super) fn add_run(&self, run: Run) -> Result<()> {
@@ -158,17 +176,21 @@ impl Catalogue {
     }
 
     /// Keeps a checkpoint: the weights first, then the record that makes them count.
-    pub(super) fn add_checkpoint(&self, checkpoint: Checkpoint, weights: &[u8]) -> Result<()> {
-        disk::write(&self.weights_file(&checkpoint.path), weights)?;
+    pub(super) fn add_checkpoint(&self, mut checkpoint: Checkpoint, weights: &[u8]) -> Result<()> {
+        checkpoint.file = format!("{}.safetensors", uuid::Uuid::new_v4());
+        checkpoint.size_bytes = weights.len() as u64;
+        checkpoint.checksum = disk::checksum(weights);
+        let path = checkpoint.path.clone();
+        disk::write(&self.folder(&path).join(&checkpoint.file), weights)?;
         self.write_checkpoint(&checkpoint)?;
-        let run = {
+        let (run, replaced) = {
             let mut shelves = self.lock();
-            let run = shelves.runs.get(&**checkpoint.path.run_id()).cloned();
-            shelves
-                .checkpoints
-                .insert(checkpoint.path.clone(), checkpoint);
-            run
+            let replaced = shelves.checkpoints.insert(path.clone(), checkpoint);
+            (shelves.runs.get(&**path.run_id()).cloned(), replaced)
         };
+        if let Some(replaced) = replaced {
+            disk::remove(&self.folder(&path).join(replaced.file))?;
+        }
         match run {
             Some(run) => disk::write_json(&self.run_file(&run.id), &run),
             None => Ok(()),
@@ -185,9 +207,16 @@ impl Catalogue {
             .ok_or_else(|| Refusal::missing(format!("no such checkpoint: {path}")))
     }
 
-    /// The weights of a checkpoint.
+    /// The weights of a checkpoint. Those that are not what was written are set aside.
     pub(super) fn weights(&self, path: &TinkerPath) -> Result<Vec<u8>> {
-        disk::read(&self.weights_file(path))
+        let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
+        let checkpoint = self.checkpoint(path).ok_or_else(missing)?;
+        let bytes = disk::read(&self.folder(path).join(&checkpoint.file))?;
+        if disk::checksum(&bytes) == checkpoint.checksum {
+            return Ok(bytes);
+        }
+        let problem = self.report_damage(&checkpoint, "its content has changed");
+        Err(Error::invalid("path", problem))
     }
 
     /// Checkpoints, newest first; of one run if it is named.
@@ -234,10 +263,10 @@ impl Catalogue {
 
     /// Removes a checkpoint: the record first, so that it is gone whatever happens next.
     pub(super) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
-        self.find(path)?;
+        let checkpoint = self.find(path)?;
         disk::remove(&self.record_file(path))?;
-        disk::remove(&self.weights_file(path))?;
         self.lock().checkpoints.remove(path);
+        disk::remove(&self.folder(path).join(checkpoint.file))?;
         Ok(())
     }
 
@@ -260,14 +289,17 @@ impl Catalogue {
         }
     }
 
-    /// Sets the weights of a checkpoint aside because they cannot be read.
-    pub(super) fn report_damage(&self, path: &TinkerPath, error: &str) {
+    /// Sets a checkpoint aside because its weights cannot be used, and says so.
+    pub(super) fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
+        let path = &checkpoint.path;
         let damaged = self.root.join("damaged");
-        let message = disk::set_aside(&self.weights_file(path), &damaged, error);
-        let _ = disk::remove(&self.record_file(path));
+        let weights = self.folder(path).join(&checkpoint.file);
+        let message = disk::set_aside(&weights, &damaged, error);
+        disk::set_aside(&self.record_file(path), &damaged, error);
         self.lock().checkpoints.remove(path);
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         problems.push(message);
+        format!("{path} is damaged and was set aside: {error}")
     }
 
     fn write_checkpoint(&self, checkpoint: &Checkpoint) -> Result<()> {
@@ -280,19 +312,15 @@ impl Catalogue {
     }
 
     fn record_file(&self, path: &TinkerPath) -> PathBuf {
-        self.file(path, "json")
+        let name = format!("{}.json", disk::escape(path.name()));
+        self.folder(path).join(name)
     }
 
-    fn weights_file(&self, path: &TinkerPath) -> PathBuf {
-        self.file(path, "safetensors")
-    }
-
-    fn file(&self, path: &TinkerPath, extension: &str) -> PathBuf {
+    fn folder(&self, path: &TinkerPath) -> PathBuf {
         self.root
             .join("checkpoints")
             .join(disk::escape(path.run_id()))
             .join(path.kind().segment())
-            .join(format!("{}.{extension}", disk::escape(path.name())))
     }
 
     fn lock(&self) -> MutexGuard<'_, Shelves> {

@@ -129,6 +129,32 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Removes the files below a folder that end so and are not listed: leftovers of a crash.
+pub(super) fn remove_others(folder: &Path, ending: &str, used: &[PathBuf]) {
+    for path in files(folder) {
+        let ends_so = path.to_string_lossy().ends_with(ending);
+        if ends_so && !used.contains(&path) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// A number that changes when a file is damaged (FNV-1a over words).
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01B3;
+    let mut sum: u64 = 0xCBF2_9CE4_8422_2325 ^ bytes.len() as u64;
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        sum = (sum ^ u64::from_le_bytes(*word))
+            .wrapping_mul(PRIME)
+            .rotate_left(23);
+    }
+    for byte in rest {
+        sum = (sum ^ u64::from(*byte)).wrapping_mul(PRIME);
+    }
+    sum
+}
+
 /// A name as a file name: letters, digits, `-`, `_` and inner dots stay, the rest is escaped.
 pub(super) fn escape(name: &str) -> String {
     let mut escaped = String::new();
@@ -157,6 +183,19 @@ mod tests {
         ] {
             assert_eq!(escape(name), expected);
         }
+    }
+
+    #[test]
+    fn checksums_notice_a_flipped_bit() {
+        let mut bytes: Vec<u8> = (0..100).collect();
+        let whole = checksum(&bytes);
+        for at in [0, 50, 99] {
+            bytes[at] ^= 1;
+            assert_ne!(checksum(&bytes), whole);
+            bytes[at] ^= 1;
+        }
+        assert_eq!(checksum(&bytes), whole);
+        assert_ne!(checksum(&bytes[..99]), whole);
     }
 
     #[test]

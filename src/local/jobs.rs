@@ -9,10 +9,10 @@ use super::catalogue::{Checkpoint, Run};
 use super::convert;
 use super::engine::{Adapter, LoraSpec, Restore, Trainer};
 use super::futures::Outcome;
+use super::ledger::Kind;
 use super::models::Model;
 use super::samplers::Sampler;
 use super::service::Service;
-use super::usage::Kind;
 use crate::error::{Error, Result};
 use crate::types::{
     CheckpointKind, Datum, LoraConfig, Loss, OptimizerParams, Timestamp, TinkerPath,
@@ -286,8 +286,8 @@ fn pass(
     };
     let tokens = data.iter().map(|datum| datum.tokens.len() as u64).sum();
     service
-        .usage
-        .add(now(), &model.session_id, Kind::Training, tokens);
+        .ledger
+        .count(now(), &model.session_id, Kind::Training, tokens);
     let mut bytes = Vec::new();
     encode_forward_backward_output(&convert::output(&data, output), &mut bytes)?;
     Ok(Outcome::Training(bytes.into()))
@@ -341,16 +341,20 @@ fn save(
         base_model: model.base_model.clone(),
         lora: model.lora.clone(),
         time: now(),
+        file: String::new(),
         size_bytes,
+        checksum: 0,
         public: false,
         expires_at,
         user_metadata,
         project_id: service.project_of(&model.session_id),
     };
     service.catalogue.add_checkpoint(checkpoint, &weights)?;
+    service.samplers.forget(&path);
     service
-        .usage
-        .add(now(), &model.session_id, Kind::Checkpoint, 1);
+        .ledger
+        .count(now(), &model.session_id, Kind::Checkpoint, 1);
+    service.ledger.note(now(), "checkpoint_saved", &path);
     Ok(match path.kind() {
         CheckpointKind::Training => Outcome::json(&json!({"path": path, "type": "save_weights"})),
         CheckpointKind::Sampler => {
@@ -381,10 +385,8 @@ pub(super) fn restore(service: &Service, path: &TinkerPath, optimizer: bool) -> 
     };
     let bytes = service.catalogue.weights(path)?;
     Trainer::restore(&service.base, &bytes, what).map_err(|error| {
-        service.catalogue.report_damage(path, &error.to_string());
-        Error::invalid(
-            "path",
-            format!("{path} is damaged and was set aside: {error}"),
-        )
+        let catalogue = &service.catalogue;
+        let problem = catalogue.report_damage(&checkpoint, &error.to_string());
+        Error::invalid("path", problem)
     })
 }

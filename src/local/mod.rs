@@ -15,18 +15,21 @@ mod catalogue;
 mod convert;
 mod crew;
 mod disk;
+mod downloads;
 mod fault;
 mod flags;
 mod futures;
+mod generate;
 mod http;
 mod jobs;
+mod ledger;
 mod models;
 mod routes;
 mod samplers;
 mod sequence;
 mod service;
 mod sessions;
-mod usage;
+mod traces;
 mod vocabulary;
 
 #[allow(dead_code, unused_imports, reason = "until the server uses all of it")]

@@ -166,11 +166,19 @@ impl Model {
     fn run_next(self: &Arc<Self>, service: &Arc<Service>) {
         let job = self.lock().ready.pop_front();
         if let Some(job) = job {
+            let start = jobs::now();
             let outcome = catch_unwind(AssertUnwindSafe(|| self.run(service, job.work)))
                 .unwrap_or_else(|_| {
                     service.catalogue.mark_corrupted(&self.id);
                     Outcome::failed("the engine failed; restore the model from a checkpoint")
                 });
+            service.trace(
+                &self.session_id,
+                &self.id,
+                job.endpoint,
+                &job.request_id,
+                start,
+            );
             service.finish(job.endpoint, &job.request_id, outcome);
         }
         let mut queue = self.lock();

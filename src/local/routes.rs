@@ -95,6 +95,11 @@ impl Route {
                 | Self::ExternalUrls
                 | Self::CopyWeights
                 | Self::DeleteCheckpoint
+                | Self::Publish
+                | Self::Unpublish
+                | Self::SetTtl
+                | Self::SessionProject
+                | Self::Download
         )
     }
 }

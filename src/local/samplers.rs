@@ -9,8 +9,8 @@ use super::engine::{self, Adapter, Hooks};
 use super::futures::{Futures, Outcome};
 use super::http::Refusal;
 use super::jobs;
+use super::ledger::Kind;
 use super::service::Service;
-use super::usage::Kind;
 use crate::error::Result;
 use crate::types::TinkerPath;
 use crate::wire::sample::encode_sample;
@@ -129,8 +129,16 @@ pub(super) fn submit(
             return;
         }
         let unfinished = Unfinished(&service.futures, &request_id);
+        let start = jobs::now();
         let outcome = run(&service, &sampler, &request, &cancelled)
             .unwrap_or_else(|error| jobs::refusal(&error));
+        service.trace(
+            &sampler.session_id,
+            &sampler.id,
+            "asample",
+            &request_id,
+            start,
+        );
         service.finish("asample", &request_id, outcome);
         std::mem::forget(unfinished);
     });
@@ -169,7 +177,9 @@ fn run(
     let sampled: usize = output.sequences.iter().map(|one| one.tokens.len()).sum();
     let count = |kind, tokens: usize| {
         let session = &sampler.session_id;
-        service.usage.add(jobs::now(), session, kind, tokens as u64);
+        service
+            .ledger
+            .count(jobs::now(), session, kind, tokens as u64);
     };
     count(Kind::Prefill, request.prompt.len());
     count(Kind::Sample, sampled);

@@ -9,23 +9,27 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::api;
+use super::api::openai::{Style, complete};
 use super::auth::Auth;
 use super::builder::{Builder, check_endpoint};
 use super::catalogue::Catalogue;
 use super::crew::Crew;
+use super::downloads::Downloads;
 use super::engine::Base;
 use super::fault::{Fault, FaultKind, Faults};
 use super::flags::Flags;
 use super::futures::{Futures, Outcome};
 use super::http::{Recorder, Refusal, Reply, Request};
 use super::jobs;
+use super::ledger::Ledger;
 use super::models::Models;
 use super::routes::{Found, Route};
 use super::samplers::{Sampler, Samplers};
 use super::sessions::{Session, Sessions};
-use super::usage::Usage;
+use super::traces::{Span, Traces};
 use super::vocabulary::{self, Vocabulary};
-use crate::error::Result;
+use crate::error::{Context, Error, Result};
+use crate::types::Timestamp;
 
 /// Bodies beyond this are decoded away from the thread that serves the connections.
 const INLINE_BYTES: usize = 16 << 10;
@@ -42,7 +46,9 @@ pub(super) struct Service {
     pub(super) models: Models,
     pub(super) samplers: Samplers,
     pub(super) catalogue: Catalogue,
-    pub(super) usage: Usage,
+    pub(super) ledger: Ledger,
+    pub(super) traces: Traces,
+    pub(super) downloads: Downloads,
     pub(super) base: Base,
     pub(super) base_model: String,
     pub(super) vocabulary: Vocabulary,
@@ -69,9 +75,13 @@ impl Service {
             faults.add(fault);
         }
         let jwt_lifetime = flags.jwt_enabled().then_some(options.jwt_lifetime);
-        let (catalogue, sessions) = Catalogue::open(options.data)?;
-        let tokenizer = vocabulary::write_tokenizer(catalogue.root())?;
-        let base = Base::random(0, options.threads)?;
+        let (catalogue, sessions, ledger) = Catalogue::open(options.data)?;
+        let Served {
+            base,
+            name,
+            vocabulary,
+            tokenizer,
+        } = Served::open(options.model, options.threads, &catalogue)?;
         let crew = base.threads().clamp(1, 8);
         Ok(Self {
             auth: Auth::new(options.api_key, jwt_lifetime),
@@ -81,9 +91,11 @@ impl Service {
             models: Models::default(),
             samplers: Samplers::default(),
             catalogue,
-            usage: Usage::default(),
-            base_model: BUILT_IN.to_owned(),
-            vocabulary: Vocabulary::Bytes,
+            ledger,
+            traces: Traces::default(),
+            downloads: Downloads::default(),
+            base_model: name,
+            vocabulary,
             tokenizer,
             trainers: Crew::new("tinker-local-train", crew)?,
             sample_crew: Crew::new("tinker-local-sample", crew)?,
@@ -99,6 +111,25 @@ impl Service {
             runtime,
             stopped: watch::channel(false).0,
         })
+    }
+
+    /// Notes when a request ran.
+    pub(super) fn trace(
+        &self,
+        session: &str,
+        lane: &str,
+        name: &'static str,
+        request_id: &str,
+        start: Timestamp,
+    ) {
+        self.traces.add(Span {
+            session: session.to_owned(),
+            lane: lane.to_owned(),
+            name,
+            request_id: request_id.to_owned(),
+            start,
+            end: jobs::now(),
+        });
     }
 
     pub(super) fn recorder(&self) -> Option<&Recorder> {
@@ -133,6 +164,7 @@ impl Service {
     pub(super) fn close(&self) {
         self.trainers.close();
         self.sample_crew.close();
+        self.catalogue.keep_ledger(&self.ledger);
     }
 
     /// Returns when the server stops.
@@ -154,6 +186,7 @@ impl Service {
         }
         self.futures.sweep(now);
         self.catalogue.expire(jobs::now());
+        self.catalogue.keep_ledger(&self.ledger);
     }
 
     /// Lets go of what belonged to a session.
@@ -209,6 +242,8 @@ impl Service {
         let answer = match found.route {
             Route::RetrieveFuture => api::futures::retrieve(self, &request).await,
             Route::RetrieveFutures => api::futures::retrieve_many(self, &request).await,
+            Route::OpenAiCompletions => complete(self, &request, Style::Completion).await,
+            Route::OpenAiChat => complete(self, &request, Style::Chat).await,
             route if route.is_heavy() || request.body.len() > INLINE_BYTES => {
                 let service = self.clone();
                 let work = move || service.handle(&found, &request);
@@ -252,9 +287,68 @@ impl Service {
             Route::Run => api::records::run(self, segment(0)),
             Route::RunCheckpoints => api::records::run_checkpoints(self, segment(0)),
             Route::Checkpoints => api::records::checkpoints(self, request),
+            Route::DeleteCheckpoint => api::checkpoints::delete(self, segment(0), segment(1)),
+            Route::Publish => api::checkpoints::publish(self, segment(0), segment(1), true),
+            Route::Unpublish => api::checkpoints::publish(self, segment(0), segment(1), false),
+            Route::SetTtl => api::checkpoints::set_ttl(self, segment(0), segment(1), request),
+            Route::Archive => api::checkpoints::archive(self, segment(0), segment(1), request),
+            Route::ExternalUrls => {
+                api::checkpoints::external_urls(self, segment(0), segment(1), request)
+            }
+            Route::Download => api::checkpoints::download(self, segment(0), segment(1)),
+            Route::CopyWeights => api::checkpoints::copy(self, request),
+            Route::CreateCustomLoss => Err(Refusal::bad(
+                "this server runs no custom loss graphs; compute the loss on the client",
+            )),
+            Route::Sessions => api::sessions::list(self, request),
+            Route::Session => api::sessions::get(self, segment(0)),
+            Route::SessionProject => api::sessions::assign_project(self, segment(0), request),
+            Route::TraceExport => api::sessions::trace(self, segment(0), request),
+            Route::SearchSessions => api::sessions::search(self, request),
+            Route::ApiKey => api::account::api_key(),
+            Route::ForgetApiKey => Ok(Reply::empty()),
+            Route::Audit => api::account::audit(self, request),
+            Route::UsageEvents => api::account::usage(self, request),
+            Route::StorageUsage => api::account::storage(self, request),
+            Route::OpenAiModels => api::openai::models(self),
             Route::AddFault => api::admin::add_fault(self, request),
             Route::ClearFaults => api::admin::clear_faults(self),
-            _ => Err(Refusal::missing("not served yet")),
+            Route::RetrieveFuture
+            | Route::RetrieveFutures
+            | Route::OpenAiCompletions
+            | Route::OpenAiChat => Err(Refusal::internal("this route waits")),
         }
+    }
+}
+
+/// The model that is served, with everything that depends on which one it is.
+struct Served {
+    base: Base,
+    name: String,
+    vocabulary: Vocabulary,
+    tokenizer: PathBuf,
+}
+
+impl Served {
+    fn open(folder: Option<PathBuf>, threads: usize, catalogue: &Catalogue) -> Result<Self> {
+        let Some(folder) = folder else {
+            return Ok(Self {
+                base: Base::random(0, threads)?,
+                name: BUILT_IN.to_owned(),
+                vocabulary: Vocabulary::Bytes,
+                tokenizer: vocabulary::write_tokenizer(catalogue.root())?,
+            });
+        };
+        let folder = folder.canonicalize().map_err(|error| {
+            let message = format!("cannot open the model folder {}", folder.display());
+            Error::Config(Context::caused(message, error))
+        })?;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Self {
+            base: Base::load(&folder, threads)?,
+            name: name.into_owned(),
+            vocabulary: Vocabulary::load(&folder)?,
+            tokenizer: folder,
+        })
     }
 }

@@ -38,6 +38,22 @@ pub(super) enum Vocabulary {
 }
 
 impl Vocabulary {
+    /// The tokenizer of a model's folder.
+    #[cfg(feature = "text")]
+    pub(super) fn load(folder: &Path) -> Result<Self> {
+        let file = folder.join("tokenizer.json");
+        let tokenizer = tokenizers::Tokenizer::from_file(&file).map_err(|error| {
+            let message = format!("cannot read {}: {error}", file.display());
+            crate::Error::Config(crate::error::Context::new(message))
+        })?;
+        Ok(Self::Tokenizer(Box::new(tokenizer)))
+    }
+
+    #[cfg(not(feature = "text"))]
+    pub(super) fn load(_: &Path) -> Result<Self> {
+        Ok(Self::Numbers)
+    }
+
     /// The text of tokens as bytes: a byte-level token may be half a character.
     pub(super) fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         match self {

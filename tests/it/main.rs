@@ -13,6 +13,7 @@ mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
+mod python;
 mod retries;
 mod sampling;
 mod server;

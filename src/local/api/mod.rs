@@ -1,10 +1,14 @@
 //! The handlers: one short function per endpoint, grouped by subject.
 
+pub(super) mod account;
 pub(super) mod admin;
+pub(super) mod checkpoints;
 pub(super) mod futures;
+pub(super) mod openai;
 pub(super) mod records;
 pub(super) mod sampling;
 pub(super) mod session;
+pub(super) mod sessions;
 pub(super) mod training;
 pub(super) mod weights;
 

@@ -157,6 +157,8 @@ async fn janitor(service: Arc<Service>) {
     let mut ticks = tokio::time::interval(service.sweep_interval());
     loop {
         ticks.tick().await;
-        service.sweep();
+        let service = service.clone();
+        // It writes files; a failed sweep is made up for by the next.
+        let _ = tokio::task::spawn_blocking(move || service.sweep()).await;
     }
 }

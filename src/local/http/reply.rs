@@ -53,7 +53,7 @@ impl Reply {
     /// A body that is produced while it is sent.
     pub(in crate::local) fn stream(
         content_type: &'static str,
-        chunks: mpsc::Receiver<Bytes>,
+        chunks: mpsc::UnboundedReceiver<Bytes>,
     ) -> Self {
         Self {
             body: ReplyBody::Stream(chunks),
@@ -164,7 +164,7 @@ impl From<Error> for Refusal {
 #[derive(Debug)]
 pub(in crate::local) enum ReplyBody {
     Full(Option<Bytes>),
-    Stream(mpsc::Receiver<Bytes>),
+    Stream(mpsc::UnboundedReceiver<Bytes>),
     /// Sends what it has, then breaks the connection.
     Cut(Cut),
 }

@@ -1,6 +1,6 @@
 //! A tiny HTTP client on `std::net`, for what the real clients would never send.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 

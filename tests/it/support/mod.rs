@@ -2,4 +2,5 @@
 
 pub(crate) mod fake;
 pub(crate) mod http;
+pub(crate) mod python;
 pub(crate) mod scripted;

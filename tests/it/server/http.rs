@@ -1,4 +1,4 @@
-//! The embedded server, seen from a plain socket.
+//! Sockets, limits, credentials, faults.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,21 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 use tinker::local::{Fault, LocalServer};
 
+use super::Caller;
 use crate::support::http::{get, post, request};
-
-fn server() -> LocalServer {
-    LocalServer::start().unwrap()
-}
-
-fn session(url: &str) -> String {
-    let reply = post(
-        url,
-        "create_session",
-        json!({"tags": [], "sdk_version": "t"}),
-    );
-    assert_eq!(reply.status, 200);
-    reply.json()["session_id"].as_str().unwrap().to_owned()
-}
 
 #[test]
 fn answers_health_and_configuration() {
@@ -123,21 +110,39 @@ fn keys_are_exchanged_for_tokens_when_told_so() {
 }
 
 #[test]
-fn sessions_live_finish_and_expire() {
+fn sessions_live_and_finish() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let beat = || {
+        caller
+            .post("session_heartbeat", json!({"session_id": caller.session}))
+            .status
+    };
+    assert_eq!(beat(), 200);
+    let reason = json!({"reason": {"type": "success"}, "detail": null});
+    let path = format!("sessions/{}/finish", caller.session);
+    // The first end counts; saying it again is fine.
+    assert_eq!(caller.post(&path, reason.clone()).status, 200);
+    assert_eq!(caller.post(&path, reason.clone()).status, 200);
+    assert_eq!(beat(), 410);
+    assert_eq!(caller.post("sessions/none/finish", reason).status, 404);
+}
+
+#[test]
+fn a_silent_session_ends_with_its_models() {
     let server = LocalServer::builder()
-        .session_timeout(Duration::from_millis(40))
+        .session_timeout(Duration::from_millis(30))
         .start()
         .unwrap();
-    let url = server.base_url();
-    let beat = |id: &str| post(&url, "session_heartbeat", json!({"session_id": id})).status;
-    let finished = session(&url);
-    assert_eq!(beat(&finished), 200);
-    let reason = json!({"reason": {"type": "success"}, "detail": null});
-    let path = format!("sessions/{finished}/finish");
-    assert_eq!(post(&url, &path, reason.clone()).status, 200);
-    assert_eq!(post(&url, &path, reason.clone()).status, 200);
-    assert_eq!(beat(&finished), 410);
-    assert_eq!(post(&url, "sessions/none/finish", reason).status, 404);
+    let caller = Caller::new(&server);
+    let search = json!({"session_id": caller.session, "statuses": [{"type": "cancelled"}]});
+    // The search itself is no sign of life, so silence sets in sooner or later.
+    while caller.ok("sessions/search", search.clone())["sessions"] == json!([]) {
+        std::thread::yield_now();
+    }
+    let model = json!({"session_id": caller.session, "model_seq_id": 0,
+        "base_model": caller.base_model(), "lora_config": {"rank": 4}});
+    assert_eq!(caller.post("create_model", model).status, 410);
 }
 
 #[test]

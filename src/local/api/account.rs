@@ -1,0 +1,159 @@
+//! Who is asking, what was used, what was done.
+
+use std::collections::BTreeMap;
+
+use hyper::StatusCode;
+use hyper::header::LOCATION;
+use serde_json::{Map, json};
+
+use super::Answer;
+use super::records::{OWNER, texts};
+use crate::local::downloads::Source;
+use crate::local::http::{Refusal, Reply, Request};
+use crate::local::jobs;
+use crate::local::ledger::{Count, Kind};
+use crate::local::routes::query;
+use crate::local::service::Service;
+use crate::types::{
+    AuditEntry, AuditLog, BillingEvent, BillingEventInfo, BillingSession, BillingUsage,
+    StorageUsage, StorageUsageItem, Timestamp,
+};
+
+const HOUR: i64 = 3600;
+/// The longest time one question about usage may cover.
+const LONGEST: i64 = 14 * 24 * HOUR;
+
+pub(in crate::local) fn api_key() -> Answer {
+    Ok(Reply::json(&json!({
+        "key_id": 1,
+        "name": "local",
+        "note": "the embedded server accepts it",
+        "details": {
+            "org_details": {"name": "local"},
+            "user_details": {"email": "local@localhost"},
+        },
+    })))
+}
+
+/// The day's log behind a redirect, as the service has it.
+pub(in crate::local) fn audit(service: &Service, request: &Request) -> Answer {
+    let kind = query(&request.query, "event_type").unwrap_or_else(|| "all".into());
+    let day = query(&request.query, "day")
+        .unwrap_or_else(|| jobs::now().strftime("%Y-%m-%d").to_string());
+    if day.parse::<jiff::civil::Date>().is_err() {
+        return Err(Refusal::bad(format!("day must be YYYY-MM-DD, got {day:?}")));
+    }
+    let mut deeds = service.ledger.deeds();
+    deeds.retain(|deed| deed.time.strftime("%Y-%m-%d").to_string() == day);
+    // Projects, teams and organisations do not exist here.
+    if !matches!(kind.as_str(), "all" | "checkpoints") {
+        deeds.clear();
+    }
+    let entries = deeds.into_iter().map(|deed| AuditEntry {
+        timestamp: deed.time,
+        event: deed.event,
+        event_details: Map::new(),
+        model_id: Some(deed.path.run_id().to_string()),
+        tinker_path: Some(deed.path.to_string()),
+        purpose: None,
+    });
+    let log = AuditLog {
+        entries: entries.collect(),
+    };
+    let text = serde_json::to_vec(&log)
+        .map_err(|error| Refusal::internal(format!("the log cannot be written: {error}")))?;
+    let source = Source::Document(text.into());
+    let link = service.downloads.link(request, jobs::now(), source);
+    Ok(Reply::empty()
+        .with_status(StatusCode::FOUND)
+        .with_header(LOCATION, &link.to("audit.json")))
+}
+
+pub(in crate::local) fn usage(service: &Service, request: &Request) -> Answer {
+    let from = hour(request, "starting_on")?;
+    let to = hour(request, "ending_before")?;
+    let length = to.as_second() - from.as_second();
+    if !(1..=LONGEST).contains(&length) {
+        let detail = "ending_before must come after starting_on, by 14 days at most";
+        return Err(Refusal::bad(detail));
+    }
+    let counts = service.ledger.counts(from, to);
+    let mut sessions = BTreeMap::new();
+    for count in &counts {
+        let metadata = service.sessions.get(&count.session);
+        let user_metadata = metadata.ok().map(|session| texts(session.user_metadata));
+        sessions.insert(
+            count.session.as_str().into(),
+            BillingSession { user_metadata },
+        );
+    }
+    let data = counts.into_iter().map(|count| event(service, count));
+    Ok(Reply::json(&BillingUsage {
+        data: data.collect(),
+        sessions,
+        cost_data_through: Some(to.min(jobs::now())),
+    }))
+}
+
+fn hour(request: &Request, name: &str) -> Result<Timestamp, Refusal> {
+    let text = query(&request.query, name).unwrap_or_default();
+    let time = text.parse::<Timestamp>().ok();
+    time.filter(|time| time.as_second() % HOUR == 0 && time.subsec_nanosecond() == 0)
+        .ok_or_else(|| Refusal::bad(format!("{name} must be a whole hour in UTC, got {text:?}")))
+}
+
+fn event(service: &Service, count: Count) -> BillingEvent {
+    let at = |second| Timestamp::from_second(second).unwrap_or(Timestamp::UNIX_EPOCH);
+    let token_count = count.count;
+    let project_id = service.project_of(&count.session);
+    BillingEvent {
+        bucket_start: at(count.hour),
+        bucket_end: at(count.hour + HOUR),
+        base_model: Some(service.base_model.clone()),
+        user_id: None,
+        user_name: Some(OWNER.to_owned()),
+        session_id: Some(count.session.into()),
+        project_id,
+        // Nothing costs anything here.
+        estimated_cost_usd: Some(0.0),
+        effective_rate_usd_per_million_tokens: None,
+        effective_rate_usd_per_gigabyte_month: None,
+        event_info: match count.kind {
+            Kind::Training => BillingEventInfo::Training { token_count },
+            Kind::Prefill => BillingEventInfo::SamplingPrefill {
+                cached: false,
+                token_count,
+            },
+            Kind::Sample => BillingEventInfo::SamplingSample { token_count },
+            Kind::Checkpoint => BillingEventInfo::Checkpoint { count: count.count },
+        },
+    }
+}
+
+pub(in crate::local) fn storage(service: &Service, request: &Request) -> Answer {
+    let wanted = query(&request.query, "project_id");
+    let mut items: BTreeMap<Option<String>, (u64, u64)> = BTreeMap::new();
+    for checkpoint in service.catalogue.checkpoints(None) {
+        if wanted.is_none() || wanted == checkpoint.project_id {
+            let (count, bytes) = items.entry(checkpoint.project_id).or_default();
+            *count += 1;
+            *bytes += checkpoint.size_bytes;
+        }
+    }
+    let data = items
+        .into_iter()
+        .map(|(project_id, (count, bytes))| StorageUsageItem {
+            project_id,
+            org_user_urn: None,
+            user_email: None,
+            user_name: Some(OWNER.to_owned()),
+            checkpoint_count: count,
+            size_bytes: bytes,
+            size_gigabytes: bytes as f64 / 1e9,
+            estimated_monthly_cost_usd: Some(0.0),
+        });
+    Ok(Reply::json(&StorageUsage {
+        effective_rate_usd_per_gigabyte_month: Some(0.0),
+        data: data.collect(),
+    }))
+}

@@ -1,0 +1,376 @@
+//! The OpenAI-compatible endpoints: what a request means and how its answer looks.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::sampling::new_sampler;
+use super::{Answer, json as body};
+use crate::local::engine::{self, Family};
+use crate::local::generate::{Choice, Generation, Progress, generate};
+use crate::local::http::{Refusal, Reply, Request};
+use crate::local::jobs;
+use crate::local::service::Service;
+use crate::types::{CheckpointKind, TinkerPath};
+
+/// What both endpoints take. Unknown fields are ignored, as other servers do.
+#[derive(Debug, Deserialize)]
+struct Wanted {
+    model: String,
+    #[serde(default)]
+    prompt: Option<Prompt>,
+    #[serde(default)]
+    messages: Vec<Message>,
+    #[serde(default, alias = "max_completion_tokens")]
+    max_tokens: Option<usize>,
+    #[serde(default)]
+    temperature: Option<f64>,
+    #[serde(default)]
+    top_p: Option<f64>,
+    #[serde(default)]
+    n: Option<usize>,
+    #[serde(default)]
+    seed: Option<i64>,
+    #[serde(default)]
+    stop: Option<OneOrMany>,
+    #[serde(default)]
+    stream: bool,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    /// A number for completions, a switch for chats.
+    #[serde(default)]
+    logprobs: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    Lists(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    role: String,
+    content: Content,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    #[serde(default)]
+    text: String,
+}
+
+/// Which of the two endpoints was called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::local) enum Style {
+    Completion,
+    Chat,
+}
+
+/// The base and everything saved for sampling.
+pub(in crate::local) fn models(service: &Service) -> Answer {
+    let model = |id: String, created: i64| json!({"id": id, "object": "model", "created": created, "owned_by": "local"});
+    let mut data = vec![model(service.base_model.clone(), 0)];
+    for checkpoint in service.catalogue.checkpoints(None) {
+        if checkpoint.path.kind() == CheckpointKind::Sampler {
+            let id = checkpoint.path.to_string();
+            data.push(model(id, checkpoint.time.as_second()));
+        }
+    }
+    Ok(Reply::json(&json!({"object": "list", "data": data})))
+}
+
+/// `completions` and `chat/completions`, whole or streamed. Errors have OpenAI's shape.
+pub(in crate::local) async fn complete(
+    service: &Arc<Service>,
+    request: &Request,
+    style: Style,
+) -> Answer {
+    match try_complete(service, request, style).await {
+        Ok(reply) => Ok(reply),
+        Err(Refusal { status, detail }) => {
+            let error = json!({"message": detail, "type": "invalid_request_error"});
+            Ok(Reply::json(&json!({ "error": error })).with_status(status))
+        }
+    }
+}
+
+async fn try_complete(service: &Arc<Service>, request: &Request, style: Style) -> Answer {
+    let wanted: Wanted = body(request)?;
+    let shape = Shape::new(&wanted, style);
+    let generation = generation(service, wanted, style)?;
+    if shape.stream {
+        let (sender, chunks) = mpsc::unbounded_channel();
+        let service = service.clone();
+        let crew = service.clone();
+        crew.sample_crew.run(move || {
+            let send = |value: Value| {
+                let line = format!("data: {value}\n\n");
+                sender.send(line.into()).is_ok()
+            };
+            let mut prompt_tokens = 0;
+            let mut tokens = 0;
+            let ended = generate(
+                &service,
+                &generation,
+                &AtomicBool::new(false),
+                &|progress| send(shape.chunk(&progress)),
+            );
+            match ended {
+                Ok(choices) => {
+                    prompt_tokens += generation.prompt_tokens();
+                    tokens += choices
+                        .iter()
+                        .map(|choice| choice.tokens.len())
+                        .sum::<usize>();
+                    if shape.include_usage {
+                        let mut last = shape.envelope(true, vec![]);
+                        last["usage"] = usage(prompt_tokens, tokens);
+                        send(last);
+                    }
+                }
+                Err(error) => {
+                    let message = error.to_string();
+                    send(json!({"error": {"message": message, "type": "invalid_request_error"}}));
+                }
+            }
+            // Nobody may be listening any more.
+            let _ = sender.send("data: [DONE]\n\n".into());
+        });
+        return Ok(Reply::stream("text/event-stream", chunks));
+    }
+    let (sender, result) = oneshot::channel();
+    let worker = service.clone();
+    let prompt_tokens = generation.prompt_tokens();
+    service.sample_crew.run(move || {
+        let cancelled = AtomicBool::new(false);
+        let choices = generate(&worker, &generation, &cancelled, &|_| true);
+        // The client may have left.
+        let _ = sender.send(choices);
+    });
+    let choices = result
+        .await
+        .map_err(|_| Refusal::internal("the engine failed"))?
+        .map_err(|error| Refusal::bad(error.to_string()))?;
+    let tokens = choices.iter().map(|choice| choice.tokens.len()).sum();
+    let mut answer = shape.envelope(false, choices.iter().map(|c| shape.whole(c)).collect());
+    answer["usage"] = usage(prompt_tokens, tokens);
+    Ok(Reply::json(&answer))
+}
+
+fn usage(prompt: usize, completion: usize) -> Value {
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    })
+}
+
+/// What is to be sampled.
+fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Generation, Refusal> {
+    let id = uuid::Uuid::new_v4().to_string();
+    let (base, path) = if wanted.model.starts_with(TinkerPath::PREFIX) {
+        (None, Some(wanted.model.as_str()))
+    } else {
+        (Some(wanted.model.as_str()), None)
+    };
+    let sampler = new_sampler(service, id, "openai".to_owned(), base, path)?;
+    let encode = |text: &str| {
+        let tokens = service.vocabulary.encode(text);
+        tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
+    };
+    let config = service.base.config();
+    let prompts = match (style, wanted.prompt) {
+        (Style::Chat, _) => vec![encode(&chat(&wanted.messages, config.family))?],
+        (Style::Completion, Some(Prompt::Text(text))) => vec![encode(&text)?],
+        (Style::Completion, Some(Prompt::Texts(texts))) => texts
+            .iter()
+            .map(|text| encode(text))
+            .collect::<Result<_, _>>()?,
+        (Style::Completion, Some(Prompt::Tokens(tokens))) => vec![tokens],
+        (Style::Completion, Some(Prompt::Lists(lists))) => lists,
+        (Style::Completion, None) => return Err(Refusal::unprocessable("prompt is required")),
+    };
+    let stops = match wanted.stop {
+        None => Vec::new(),
+        Some(OneOrMany::One(text)) => vec![text],
+        Some(OneOrMany::Many(texts)) => texts,
+    };
+    let mut end = config.eos.clone();
+    if style == Style::Chat {
+        let marks = ["<|im_end|>", "<|eot_id|>"]
+            .iter()
+            .filter_map(|mark| encode(mark).ok());
+        end.extend(marks.filter(|tokens| tokens.len() == 1).flatten());
+    }
+    let requests = prompts
+        .into_iter()
+        .map(|prompt| {
+            let room = (config.max_positions + 1).saturating_sub(prompt.len());
+            let usual = if style == Style::Chat { room } else { 16 };
+            let max_tokens = wanted.max_tokens.unwrap_or(usual);
+            let mut request = engine::SampleRequest::new(prompt, max_tokens);
+            request.num_samples = wanted.n.unwrap_or(1);
+            request.temperature = wanted.temperature.unwrap_or(1.0);
+            request.top_p = wanted.top_p.unwrap_or(1.0);
+            request.seed = wanted.seed.map(i64::cast_unsigned);
+            request.stop = engine::Stop {
+                tokens: end.clone(),
+                strings: stops.clone(),
+            };
+            request.check(&service.base).map(|()| request)
+        })
+        .collect::<crate::Result<_>>()
+        .map_err(|error| Refusal::bad(error.to_string()))?;
+    Ok(Generation {
+        sampler,
+        requests,
+        stops,
+    })
+}
+
+/// A conversation as the model family writes it, up to the answer that is wanted.
+fn chat(messages: &[Message], family: Family) -> String {
+    let mut text = String::new();
+    for Message { role, content } in messages {
+        let content = match content {
+            Content::Text(text) => text.clone(),
+            Content::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
+        };
+        text += &match family {
+            Family::Qwen3 => format!("<|im_start|>{role}\n{content}<|im_end|>\n"),
+            Family::Llama => {
+                format!("<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>")
+            }
+        };
+    }
+    text + match family {
+        Family::Qwen3 => "<|im_start|>assistant\n",
+        Family::Llama => "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    }
+}
+
+/// How answers to one request look.
+struct Shape {
+    style: Style,
+    id: String,
+    model: String,
+    created: i64,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+}
+
+impl Shape {
+    fn new(wanted: &Wanted, style: Style) -> Self {
+        let prefix = match style {
+            Style::Completion => "cmpl",
+            Style::Chat => "chatcmpl",
+        };
+        Self {
+            style,
+            id: format!("{prefix}-{}", uuid::Uuid::new_v4().simple()),
+            model: wanted.model.clone(),
+            created: jobs::now().as_second(),
+            stream: wanted.stream,
+            include_usage: wanted
+                .stream_options
+                .as_ref()
+                .is_some_and(|o| o.include_usage),
+            logprobs: !matches!(wanted.logprobs, Value::Null | Value::Bool(false)),
+        }
+    }
+
+    fn envelope(&self, chunk: bool, choices: Vec<Value>) -> Value {
+        let object = match (self.style, chunk) {
+            (Style::Completion, _) => "text_completion",
+            (Style::Chat, false) => "chat.completion",
+            (Style::Chat, true) => "chat.completion.chunk",
+        };
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn whole(&self, choice: &Choice) -> Value {
+        let mut value = json!({
+            "index": choice.index,
+            "finish_reason": choice.reason,
+            "logprobs": self.logprobs.then(|| self.scores(choice)),
+        });
+        match self.style {
+            Style::Completion => value["text"] = json!(choice.text),
+            Style::Chat => {
+                value["message"] = json!({"role": "assistant", "content": choice.text});
+            }
+        }
+        value
+    }
+
+    fn scores(&self, choice: &Choice) -> Value {
+        let tokens = choice.tokens.iter().zip(&choice.logprobs);
+        match self.style {
+            Style::Completion => json!({
+                "tokens": choice.tokens.iter().map(|(_, text)| text).collect::<Vec<_>>(),
+                "token_logprobs": choice.logprobs,
+                "top_logprobs": null,
+                "text_offset": [],
+            }),
+            Style::Chat => json!({
+                "content": tokens.map(|((_, text), logprob)| json!({
+                    "token": text,
+                    "bytes": text.as_bytes(),
+                    "logprob": logprob,
+                    "top_logprobs": [],
+                })).collect::<Vec<_>>(),
+            }),
+        }
+    }
+
+    fn chunk(&self, progress: &Progress<'_>) -> Value {
+        let mut value = json!({
+            "index": progress.index,
+            "finish_reason": progress.reason,
+            "logprobs": null,
+        });
+        match self.style {
+            Style::Completion => value["text"] = json!(progress.text),
+            Style::Chat if progress.first => {
+                value["delta"] = json!({"role": "assistant", "content": progress.text});
+            }
+            Style::Chat if progress.text.is_empty() => value["delta"] = json!({}),
+            Style::Chat => value["delta"] = json!({"content": progress.text}),
+        }
+        self.envelope(true, vec![value])
+    }
+}

@@ -1,0 +1,153 @@
+//! Sessions as records: lists, search, projects, traces.
+
+use serde_json::json;
+
+use super::records::{OWNER, texts};
+use super::{Answer, json as body, page};
+use crate::local::downloads::Source;
+use crate::local::http::{Reply, Request};
+use crate::local::jobs;
+use crate::local::service::Service;
+use crate::local::sessions::Session;
+use crate::types::{
+    SearchOwner, SessionDetails, SessionSearch, SessionSearchCursor, SessionSearchPage,
+    SessionStatus, SessionSummary, StatusQuery, TraceExport, TraceExportStatus,
+};
+use crate::wire::request::AssignProjectRequest;
+
+/// The project of sessions that were given none.
+const DEFAULT_PROJECT: &str = "default";
+
+pub(in crate::local) fn list(service: &Service, request: &Request) -> Answer {
+    let (sessions, _) = page(request, service.sessions.list(), 20)?;
+    let ids: Vec<String> = sessions.into_iter().map(|session| session.id).collect();
+    Ok(Reply::json(&json!({ "sessions": ids })))
+}
+
+pub(in crate::local) fn get(service: &Service, id: &str) -> Answer {
+    let session = service.sessions.get(id)?;
+    Ok(Reply::json(&SessionDetails {
+        training_run_ids: session.models.into_values().map(Into::into).collect(),
+        sampler_ids: session.samplers.into_values().map(Into::into).collect(),
+        user_metadata: Some(texts(session.user_metadata)),
+        display_name: session.display_name,
+    }))
+}
+
+pub(in crate::local) fn assign_project(service: &Service, id: &str, request: &Request) -> Answer {
+    let wanted: AssignProjectRequest<'_> = body(request)?;
+    let session = service.sessions.edit(id, |session| {
+        session.project_id = Some(wanted.project_id.into_owned());
+    })?;
+    service.catalogue.keep_session(&session)?;
+    Ok(Reply::empty())
+}
+
+/// The trace is made when it is asked for, so it is always ready.
+pub(in crate::local) fn trace(service: &Service, id: &str, request: &Request) -> Answer {
+    service.sessions.get(id)?;
+    let trace = service.traces.export(id).to_string();
+    let source = Source::Document(trace.into());
+    let link = service.downloads.link(request, jobs::now(), source);
+    Ok(Reply::json(&TraceExport {
+        status: TraceExportStatus::Ready,
+        url: Some(link.to("trace.pftrace")),
+        error: None,
+    }))
+}
+
+pub(in crate::local) fn search(service: &Service, request: &Request) -> Answer {
+    let search: SessionSearch = body(request)?;
+    search.validate()?;
+    let mut found = service.sessions.list();
+    found.retain(|session| matches(session, &search));
+    let more = found.len() > search.limit as usize;
+    found.truncate(search.limit as usize);
+    let next_cursor = found
+        .last()
+        .filter(|_| more)
+        .map(|last| SessionSearchCursor {
+            last_created_at: last.created_at,
+            last_session_id: last.id.as_str().into(),
+        });
+    Ok(Reply::json(&SessionSearchPage {
+        sessions: found
+            .into_iter()
+            .map(|session| summary(service, session))
+            .collect(),
+        next_cursor,
+    }))
+}
+
+fn matches(session: &Session, search: &SessionSearch) -> bool {
+    let mine = match &search.owner {
+        SearchOwner::Own | SearchOwner::Accessible => true,
+        SearchOwner::User { owner_urns } => owner_urns.iter().any(|owner| owner == OWNER),
+    };
+    let name = session.display_name.as_deref().unwrap_or_default();
+    let words = search.display_name.as_deref().unwrap_or_default();
+    let after = search.cursor.as_ref().is_none_or(|cursor| {
+        let last = (cursor.last_created_at, &*cursor.last_session_id);
+        (session.created_at, session.id.as_str()) < last
+    });
+    mine && after
+        && search
+            .session_id
+            .as_ref()
+            .is_none_or(|id| **id == session.id)
+        && name.to_lowercase().contains(&words.to_lowercase())
+        && search.project_ids.as_ref().is_none_or(|projects| {
+            projects
+                .iter()
+                .any(|project| project == project_of(session))
+        })
+        && search.user_metadata.iter().all(|(key, value)| {
+            session
+                .user_metadata
+                .get(key)
+                .and_then(|have| have.as_str())
+                == Some(value)
+        })
+        && search.statuses.as_ref().is_none_or(|statuses| {
+            statuses
+                .iter()
+                .any(|status| has_status(&session.status, status))
+        })
+}
+
+fn has_status(status: &SessionStatus, wanted: &StatusQuery) -> bool {
+    match (status, wanted) {
+        (SessionStatus::Active, StatusQuery::Active)
+        | (SessionStatus::Cancelled { .. }, StatusQuery::Cancelled)
+        | (SessionStatus::Failed { .. }, StatusQuery::Failed) => true,
+        (SessionStatus::ClientFinished { reason, .. }, StatusQuery::ClientFinished { reasons }) => {
+            reasons
+                .as_ref()
+                .is_none_or(|reasons| reasons.contains(reason))
+        }
+        _ => false,
+    }
+}
+
+fn project_of(session: &Session) -> &str {
+    session.project_id.as_deref().unwrap_or(DEFAULT_PROJECT)
+}
+
+fn summary(service: &Service, session: Session) -> SessionSummary {
+    let checkpoints: Vec<_> = session
+        .models
+        .values()
+        .flat_map(|run| service.catalogue.checkpoints(Some(run)))
+        .collect();
+    SessionSummary {
+        session_id: session.id.as_str().into(),
+        created_at: session.created_at,
+        owner: OWNER.to_owned(),
+        project_id: project_of(&session).to_owned(),
+        checkpoints_count: checkpoints.len() as u64,
+        checkpoint_storage_bytes: Some(checkpoints.iter().map(|c| c.size_bytes).sum()),
+        status: Some(session.status),
+        display_name: session.display_name,
+        user_metadata: Some(texts(session.user_metadata)),
+    }
+}

@@ -1,0 +1,91 @@
+//! Files behind links that are their own credential.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::http::{Refusal, Request};
+use crate::types::{Timestamp, TinkerPath};
+
+/// How long a link works.
+const LIFETIME_SECONDS: i64 = 15 * 60;
+
+/// What a link leads to.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// The files of a checkpoint in the layout of `peft`.
+    Checkpoint(TinkerPath),
+    /// A document that was made with the link.
+    Document(Bytes),
+}
+
+/// The links given out and not yet expired.
+#[derive(Debug, Default)]
+pub(super) struct Downloads {
+    links: Mutex<HashMap<String, (Source, Timestamp)>>,
+}
+
+/// A link without the file's name at its end.
+#[derive(Debug)]
+pub(super) struct Link {
+    prefix: String,
+    pub(super) expires: Timestamp,
+}
+
+impl Link {
+    pub(super) fn to(&self, file: &str) -> String {
+        format!("{}/{file}", self.prefix)
+    }
+}
+
+impl Downloads {
+    /// Makes a link for whoever asked, on the host they asked.
+    pub(super) fn link(&self, request: &Request, now: Timestamp, source: Source) -> Link {
+        let seconds = now.as_second() + LIFETIME_SECONDS;
+        let expires = Timestamp::from_second(seconds).unwrap_or(now);
+        let token = uuid::Uuid::new_v4().simple().to_string();
+        let host = request.header("host").unwrap_or("127.0.0.1");
+        let prefix = format!("http://{host}/api/v1/download/{token}");
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|_, (_, expires)| *expires > now);
+        links.insert(token, (source, expires));
+        Link { prefix, expires }
+    }
+
+    pub(super) fn find(&self, token: &str, now: Timestamp) -> Result<Source, Refusal> {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        match links.get(token) {
+            Some((source, expires)) if *expires > now => Ok(source.clone()),
+            _ => Err(Refusal::missing("the link has expired")),
+        }
+    }
+}
+
+/// A tar archive of a few files.
+pub(super) fn tar(files: &[(&str, &[u8])], now: Timestamp) -> Vec<u8> {
+    let mut archive = Vec::new();
+    for (name, bytes) in files {
+        let mut header = [0u8; 512];
+        let mut field = |at: usize, text: &str| {
+            header[at..at + text.len()].copy_from_slice(text.as_bytes());
+        };
+        field(0, name);
+        field(100, "0000644\0");
+        field(108, "0000000\0");
+        field(116, "0000000\0");
+        field(124, &format!("{:011o}\0", bytes.len()));
+        field(136, &format!("{:011o}\0", now.as_second().max(0)));
+        // The checksum counts its own place as spaces.
+        field(148, "        ");
+        field(156, "0");
+        field(257, "ustar\x0000");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        archive.extend_from_slice(&header);
+        archive.extend_from_slice(bytes);
+        archive.resize(archive.len().next_multiple_of(512), 0);
+    }
+    archive.resize(archive.len() + 1024, 0);
+    archive
+}

@@ -1,0 +1,174 @@
+//! The official Python SDK, unmodified, against `tinker serve`.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::python::interpreter;
+
+/// `tinker serve` on a free port; SIGTERM ends it.
+struct Served {
+    process: Child,
+    url: String,
+}
+
+impl Served {
+    fn start(options: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_tinker"))
+            .args(["serve", "--port", "0"])
+            .args(options)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        let stdout = process.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut url).unwrap();
+        Self {
+            process,
+            url: url.trim().to_owned(),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a script with an SDK and reads the JSON it prints; `None` without that SDK.
+fn run(version: &str, script: &str, server: &Served) -> Option<Value> {
+    let python = interpreter(version)?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/python")
+        .join(script);
+    let output = Command::new(python)
+        .arg(script)
+        .env("TINKER_BASE_URL", &server.url)
+        .env("TINKER_API_KEY", "tml-test")
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{version}: {errors}");
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[track_caller]
+fn check(seen: &Value) {
+    let numbers = |key: &str| -> Vec<f64> {
+        let list = seen[key].as_array().unwrap().iter();
+        list.map(|number| number.as_f64().unwrap()).collect()
+    };
+    let losses = numbers("losses");
+    assert!(
+        losses.windows(2).all(|pair| pair[1] < pair[0]),
+        "{losses:?}"
+    );
+    assert_eq!(seen["resumed"], seen["uninterrupted"]);
+    assert_eq!(numbers("weights_only")[0], numbers("uninterrupted")[0]);
+    assert_eq!(seen["named"], seen["ephemeral"]);
+    assert_ne!(seen["named"]["tokens"], seen["base"]["tokens"]);
+    assert_eq!(seen["named"]["tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(seen["named"]["prompt"].as_array().unwrap().len(), 4);
+    assert_eq!(seen["refused"], "user");
+    assert_eq!(seen["runs"], 3);
+    let saved = ["sampler_weights/sampler", "weights/resume"];
+    assert_eq!(seen["checkpoints"], serde_json::json!(saved));
+    assert_eq!(seen["checkpoint_run"], true);
+}
+
+#[test]
+fn releases_of_both_eras_train_and_see_the_same_numbers() {
+    let server = Served::start(&[]);
+    let (Some(mut new), Some(mut old)) = (
+        run("0.36.0", "train.py", &server),
+        run("0.24.1", "train.py", &server),
+    ) else {
+        return;
+    };
+    check(&new);
+    check(&old);
+    for seen in [&mut new, &mut old] {
+        seen.as_object_mut().unwrap().remove("version");
+    }
+    assert_eq!(new, old);
+}
+
+#[test]
+fn every_switch_of_the_configuration_leads_to_the_same_numbers() {
+    let plain = Served::start(&[]);
+    let flags = [
+        "--flag",
+        "pjwt_auth_enabled=true",
+        "--flag",
+        "proto_compress_fwdbwd=true",
+        "--flag",
+        "fwdbwd_max_chunk_len=1",
+        "--flag",
+        "create_model_via_load_weights=true",
+        "--flag",
+        "sample_use_retrieve_futures=true",
+        "--flag",
+        "sample_join_sampling_session=true",
+        "--flag",
+        "sample_cancel_enabled=true",
+    ];
+    let switched = Served::start(&flags);
+    let (Some(plain), Some(switched)) = (
+        run("0.36.0", "train.py", &plain),
+        run("0.36.0", "train.py", &switched),
+    ) else {
+        return;
+    };
+    check(&switched);
+    // Gradients of chunks are added in another order than those of one call.
+    let close = |key: &str| {
+        let pairs = plain[key]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(switched[key].as_array().unwrap());
+        for (one, other) in pairs {
+            let (one, other) = (one.as_f64().unwrap(), other.as_f64().unwrap());
+            assert!((one - other).abs() < 1e-2 * one, "{key}: {one} and {other}");
+        }
+    };
+    assert_eq!(plain["forward"], switched["forward"]);
+    close("losses");
+    close("uninterrupted");
+}
+
+#[test]
+fn the_openai_package_streams_a_completion() {
+    let server = Served::start(&[]);
+    let Some(python) = interpreter("0.36.0") else {
+        return;
+    };
+    // The SDK's environment has httpx, which is all the package itself would use.
+    let script = r#"
+import httpx, json, os
+base = os.environ["TINKER_BASE_URL"] + "/oai/api/v1"
+model = httpx.get(base + "/models").json()["data"][0]["id"]
+body = {"model": model, "prompt": "hello", "max_tokens": 8, "seed": 1, "stream": True}
+text = ""
+with httpx.stream("POST", base + "/completions", json=body) as reply:
+    for line in reply.iter_lines():
+        if line.startswith("data: {"):
+            text += json.loads(line[6:])["choices"][0]["text"]
+body["stream"] = False
+whole = httpx.post(base + "/completions", json=body).json()["choices"][0]["text"]
+assert text == whole, (text, whole)
+"#;
+    let output = Command::new(python)
+        .args(["-c", script])
+        .env("TINKER_BASE_URL", &server.url)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}

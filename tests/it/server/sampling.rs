@@ -1,0 +1,251 @@
+//! Sampling sessions, samples, and the two ways to wait for them.
+
+use serde_json::{Value, json};
+use tinker::local::LocalServer;
+
+use super::Caller;
+
+fn sampler(caller: &Caller, number: u64, change: Value) -> Value {
+    let mut body = json!({"session_id": caller.session, "sampling_session_seq_id": number});
+    for (key, value) in change.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    caller.ok("create_sampling_session", body)["sampling_session_id"].clone()
+}
+
+fn base_sampler(caller: &Caller) -> Value {
+    sampler(caller, 0, json!({"base_model": caller.base_model()}))
+}
+
+fn request(sampler: &Value, seq_id: u64) -> Value {
+    json!({"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 2,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104, 101, 108]}]},
+        "sampling_params": {"max_tokens": 6, "seed": 5, "stop": [], "temperature": 1.0, "top_k": -1, "top_p": 1.0}})
+}
+
+#[test]
+fn the_same_seed_gives_the_same_sample_and_the_same_number_the_same_request() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let accepted = caller.ok("asample", request(&sampler, 0));
+    let ids = accepted["sample_sequence_ids"].as_array().unwrap();
+    assert_eq!(ids.len(), 2);
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(accepted, caller.ok("asample", request(&sampler, 0)));
+    let first = caller.wait(&accepted);
+    assert_eq!(first["sequences"].as_array().unwrap().len(), 2);
+    assert_eq!(first["sequences"][0]["stop_reason"], "length");
+    assert_eq!(first["sequences"][0]["tokens"].as_array().unwrap().len(), 6);
+    assert_ne!(
+        first["sequences"][0]["tokens"],
+        first["sequences"][1]["tokens"]
+    );
+    let second = caller.call("asample", request(&sampler, 1));
+    assert_eq!(first["sequences"], second["sequences"]);
+}
+
+#[test]
+fn everything_that_can_be_asked_about_a_prompt_comes_back() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let mut body = request(&sampler, 0);
+    body["prompt_logprobs"] = json!(true);
+    body["topk_prompt_logprobs"] = json!(2);
+    body["topk_sample_logprobs"] = json!(3);
+    body["prompt_alt_tokens_k"] = json!(2);
+    body["target_prompt_logprobs"] =
+        json!({"data": [101, -1, 108, 7], "dtype": "int64", "shape": [2, 2]});
+    let result = caller.call("asample", body);
+    let prompt = result["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(prompt.len(), 3);
+    assert!(prompt[0].is_null() && prompt[1].is_f64());
+    let topk = result["topk_prompt_logprobs"].as_array().unwrap();
+    assert!(topk[0].is_null());
+    assert_eq!(topk[1].as_array().unwrap().len(), 2);
+    let targets = &result["target_prompt_logprobs"];
+    assert_eq!(targets["shape"], json!([2, 2]));
+    assert_eq!(targets["data"][0], prompt[1]);
+    assert_eq!(
+        result["prompt_alt_tokens"]["tokens"]["shape"],
+        json!([2, 2])
+    );
+    let sampled = result["sequences"][0]["topk_logprobs"].as_array().unwrap();
+    assert_eq!(
+        (sampled.len(), sampled[0].as_array().unwrap().len()),
+        (6, 3)
+    );
+}
+
+#[test]
+fn stop_words_end_a_sample_and_an_empty_list_forbids_stopping() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let whole = caller.call("asample", request(&sampler, 0));
+    let tokens = whole["sequences"][0]["tokens"].clone();
+    let mut body = request(&sampler, 1);
+    body["sampling_params"]["stop"] = json!([tokens[2]]);
+    let stopped = caller.call("asample", body);
+    let sequence = &stopped["sequences"][0];
+    assert_eq!(sequence["stop_reason"], "stop");
+    assert_eq!(sequence["tokens"], json!([tokens[0], tokens[1], tokens[2]]));
+    let mut body = request(&sampler, 2);
+    body["sampling_params"]["stop"] = json!([]);
+    assert_eq!(
+        caller.call("asample", body)["sequences"][0]["tokens"],
+        tokens
+    );
+}
+
+#[test]
+fn samples_that_cannot_be_drawn_are_refused() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let mut number = 0;
+    let mut check = |change: &dyn Fn(&mut Value), expected: &str| {
+        let mut body = request(&sampler, number);
+        number += 1;
+        change(&mut body);
+        let result = caller.wait(&caller.ok("asample", body));
+        assert_eq!(result["category"], "user", "{result}");
+        let error = result["error"].as_str().unwrap();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(
+        &|body| body["sampling_params"]["temperature"] = json!(-1.0),
+        "temperature",
+    );
+    check(
+        &|body| body["sampling_params"]["top_p"] = json!(0.0),
+        "top_p",
+    );
+    check(
+        &|body| body["sampling_params"]["max_tokens"] = json!(1_000_000),
+        "max_tokens",
+    );
+    check(&|body| body["prompt"] = json!({"chunks": []}), "prompt");
+    check(
+        &|body| body["prompt"]["chunks"][0]["tokens"] = json!([5000]),
+        "5000",
+    );
+    let unknown = caller.post("asample", request(&json!("none"), 0));
+    assert_eq!(unknown.status, 404);
+    let create = |change: Value| {
+        let mut body = json!({"session_id": caller.session, "sampling_session_seq_id": 9});
+        body.as_object_mut()
+            .unwrap()
+            .extend(change.as_object().unwrap().clone());
+        caller.post("create_sampling_session", body).status
+    };
+    assert_eq!(create(json!({})), 422);
+    assert_eq!(create(json!({"base_model": "other"})), 400);
+    assert_eq!(create(json!({"model_path": "s3://x"})), 400);
+    assert_eq!(
+        create(json!({"model_path": "tinker://r/sampler_weights/x"})),
+        404
+    );
+}
+
+#[test]
+fn completions_are_told_to_the_client_they_belong_to_until_it_has_them() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let joined = caller.ok(
+        "join_sampling_session",
+        json!({"sampling_session_id": sampler}),
+    );
+    assert_eq!(joined["client_counter"], 1);
+    let mine = caller.ok("asample", request(&sampler, 3));
+    let other = caller.ok("asample", request(&sampler, 1_000_000_003));
+    let poll = |client: u64, cursor: &Value, have: Value| {
+        caller.ok(
+            "retrieve_futures",
+            json!({"target": {"type": "sampling_session", "sampling_session_id": sampler,
+                "cloned_sampler_id": client}, "prev_cursor": cursor, "retrieved_request_ids": have}),
+        )
+    };
+    let first = poll(0, &json!(0), json!([]));
+    assert_eq!(first["completions"].as_array().unwrap().len(), 1);
+    assert_eq!(first["completions"][0]["request_id"], mine["request_id"]);
+    assert_eq!(first["completions"][0]["state"], "finished");
+    assert!(first["completions"][0]["response_payload_uncompressed_size"].as_u64() > Some(0));
+    assert_eq!(
+        poll(0, &json!(0), json!([])),
+        first,
+        "a lost reply is repeated"
+    );
+    assert_eq!(
+        poll(1, &json!(0), json!([]))["completions"][0]["request_id"],
+        other["request_id"]
+    );
+    caller.wait(&mine);
+    // Acknowledged, so it is dropped; the next sample is told alone.
+    let next = caller.ok("asample", request(&sampler, 4));
+    let second = poll(0, &first["cursor"], json!([mine["request_id"]]));
+    assert_eq!(second["completions"].as_array().unwrap().len(), 1);
+    assert_eq!(second["completions"][0]["request_id"], next["request_id"]);
+    let body = json!({"request_id": mine["request_id"], "allow_metadata_only": false});
+    assert_eq!(caller.post("retrieve_future", body).status, 410);
+}
+
+#[test]
+fn a_cancelled_sample_ends_and_a_flood_is_held_off() {
+    let server = LocalServer::builder()
+        .threads(1)
+        .max_pending_samples(2)
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let mut long = request(&sampler, 0);
+    long["num_samples"] = json!(64);
+    long["sampling_params"]["max_tokens"] = json!(4000);
+    long["sampling_params"]["stop"] = json!([]);
+    let first = caller.ok("asample", long.clone());
+    long["seq_id"] = json!(1);
+    let second = caller.ok("asample", long.clone());
+    long["seq_id"] = json!(2);
+    let busy = caller.post("asample", long);
+    assert_eq!(busy.status, 429);
+    assert!(busy.header("retry-after-ms").is_some());
+    for accepted in [&first, &second] {
+        caller.ok(
+            "cancel_future",
+            json!({"request_id": accepted["request_id"]}),
+        );
+        let result = caller.wait(accepted);
+        assert!(
+            result["error"].as_str().unwrap().contains("cancelled"),
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn weights_are_sampled_as_they_were_when_saved() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let mut seq_id = 1;
+    model.train(&mut seq_id, &["hello hello"]);
+    let body = json!({"model_id": model.id, "seq_id": seq_id, "sampling_session_seq_id": 0});
+    let ephemeral = caller.call("save_weights_for_sampler", body)["sampling_session_id"].clone();
+    let body = json!({"model_id": model.id, "seq_id": seq_id + 1, "path": "now"});
+    let path = caller.call("save_weights_for_sampler", body)["path"].clone();
+    seq_id += 2;
+    for _ in 0..3 {
+        model.train(&mut seq_id, &["hello hello"]);
+    }
+    let named = self::sampler(&caller, 1, json!({"model_path": path}));
+    let sample = |sampler: &Value| caller.call("asample", request(sampler, 0))["sequences"].clone();
+    assert_eq!(sample(&ephemeral), sample(&named));
+    let base = self::sampler(&caller, 2, json!({"base_model": caller.base_model()}));
+    assert_ne!(sample(&base), sample(&named));
+    let info = caller.get(&format!("samplers/{}", named.as_str().unwrap()));
+    assert_eq!(info["model_path"], path);
+    assert_eq!(info["base_model"], caller.base_model());
+}

@@ -1,0 +1,259 @@
+//! Models: order, repetition, refusals, results in both dialects.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tinker::local::LocalServer;
+
+use super::Caller;
+use crate::support::http;
+
+const TEXTS: [&str; 4] = [
+    "the quick brown fox",
+    "jumps over",
+    "the lazy dog",
+    "again!",
+];
+
+#[test]
+fn training_lowers_the_loss_and_forward_leaves_the_model_alone() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let before = caller.call("forward", model.forward(1, &TEXTS));
+    let mut seq_id = 2;
+    let first = model.train(&mut seq_id, &TEXTS);
+    assert_eq!(before["metrics"]["loss:sum"], first);
+    let outputs = before["loss_fn_outputs"].as_array().unwrap();
+    assert_eq!(outputs.len(), 4);
+    assert_eq!(outputs[0]["logprobs"]["shape"], json!([18]));
+    let mut last = first;
+    for _ in 0..4 {
+        let loss = model.train(&mut seq_id, &TEXTS);
+        assert!(loss < last, "{loss} after {last}");
+        last = loss;
+    }
+}
+
+#[test]
+fn chunks_may_arrive_in_any_order_and_count_as_one_call() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let (whole, parts) = (caller.model(0), caller.model(1));
+    let one = caller.call("forward_backward", whole.pass(1, &TEXTS));
+    caller.call("optim_step", whole.step(2));
+    // The first chunk comes last; until then the others wait.
+    let third = caller.ok("optim_step", parts.step(3));
+    let second = caller.ok("forward_backward", parts.pass(2, &TEXTS[2..]));
+    let first = caller.ok("forward_backward", parts.pass(1, &TEXTS[..2]));
+    let (first, second) = (caller.wait(&first), caller.wait(&second));
+    caller.wait(&third);
+    let outputs = |result: &Value| result["loss_fn_outputs"].as_array().unwrap().clone();
+    let chunked = [outputs(&first), outputs(&second)].concat();
+    assert_eq!(outputs(&one), chunked);
+    let loss = |model: &super::Model<'_>, seq_id| {
+        let result = caller.call("forward", model.forward(seq_id, &TEXTS));
+        result["metrics"]["loss:sum"].as_f64().unwrap()
+    };
+    let (whole, parts) = (loss(&whole, 3), loss(&parts, 4));
+    assert!((whole - parts).abs() < 1e-4 * whole, "{whole} and {parts}");
+}
+
+#[test]
+fn a_request_that_waits_for_another_says_so() {
+    let server = LocalServer::builder()
+        .long_poll(Duration::from_millis(1))
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let held = caller.ok("optim_step", model.step(2));
+    let body = json!({"request_id": held["request_id"], "allow_metadata_only": true});
+    let pending = caller.ok("retrieve_future", body);
+    assert_eq!(pending["type"], "try_again");
+    assert_eq!(pending["queue_state"], "paused_capacity");
+    let reason = pending["queue_state_reason"].as_str().unwrap();
+    assert!(reason.contains("request 1"), "{reason}");
+    caller.ok("forward_backward", model.pass(1, &TEXTS));
+    caller.wait(&held);
+}
+
+#[test]
+fn a_repeated_request_is_the_same_request() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let (once, twice) = (caller.model(0), caller.model(1));
+    for model in [&once, &twice] {
+        caller.call("forward_backward", model.pass(1, &TEXTS));
+        caller.call("optim_step", model.step(2));
+    }
+    let again = caller.ok("forward_backward", twice.pass(1, &TEXTS));
+    assert_eq!(again, caller.ok("forward_backward", twice.pass(1, &TEXTS)));
+    caller.call("optim_step", twice.step(2));
+    let loss = |model: &super::Model<'_>| caller.call("forward", model.forward(3, &TEXTS));
+    assert_eq!(loss(&once)["metrics"], loss(&twice)["metrics"]);
+    let other = caller.post("optim_step", twice.step(1));
+    assert_eq!(other.status, 409, "another request under the same number");
+    // Creating a model again is repetition too.
+    let body = json!({"session_id": caller.session, "model_seq_id": 1,
+        "base_model": caller.base_model(), "lora_config": {"rank": 4, "seed": 7}});
+    assert_eq!(
+        caller.call("create_model", body)["model_id"],
+        json!(twice.id)
+    );
+}
+
+#[test]
+fn wrong_data_is_refused_and_the_model_is_unharmed() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let mut seq_id = 1;
+    let refused = |seq_id: &mut u64, change: &dyn Fn(&mut Value)| {
+        let mut body = model.pass(*seq_id, &TEXTS[..1]);
+        *seq_id += 1;
+        change(&mut body["forward_backward_input"]);
+        let result = caller.wait(&caller.ok("forward_backward", body));
+        assert_eq!(result["category"], "user", "{result}");
+        result["error"].as_str().unwrap().to_owned()
+    };
+    let error = refused(&mut seq_id, &|input| input["loss_fn"] = json!("hinge"));
+    assert!(error.contains("hinge"), "{error}");
+    let error = refused(&mut seq_id, &|input| {
+        input["data"][0]["model_input"]["chunks"][0]["tokens"][2] = json!(100_000);
+    });
+    assert!(
+        error.contains("100000") && error.contains("data[0]"),
+        "{error}"
+    );
+    let error = refused(&mut seq_id, &|input| {
+        input["data"][0]["loss_fn_inputs"]["weights"]["data"] = json!([1.0]);
+    });
+    assert!(error.contains("weights"), "{error}");
+    let error = refused(&mut seq_id, &|input| {
+        input["data"][0]["loss_fn_inputs"] = json!({});
+    });
+    assert!(error.contains("target_tokens"), "{error}");
+    let error = refused(&mut seq_id, &|input| {
+        let image = json!({"type": "image", "data": "AAAA", "format": "png"});
+        input["data"][0]["model_input"]["chunks"] = json!([image]);
+    });
+    assert!(error.contains("not text"), "{error}");
+    refused(&mut seq_id, &|input| input["data"] = json!([]));
+    let mut step = model.step(seq_id);
+    step["adam_params"]["learning_rate"] = json!(-1.0);
+    let result = caller.wait(&caller.ok("optim_step", step));
+    assert_eq!(result["category"], "user", "{result}");
+    seq_id += 1;
+    // Nothing of this left a trace.
+    let fresh = caller.model(1);
+    let (mut one, mut two) = (seq_id, 1);
+    for _ in 0..2 {
+        let loss = model.train(&mut one, &TEXTS);
+        assert_eq!(loss, fresh.train(&mut two, &TEXTS));
+    }
+}
+
+#[test]
+fn models_that_cannot_be_made_are_refused_at_once() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let check = |change: Value, status: u16| {
+        let mut body = json!({"session_id": caller.session, "model_seq_id": 0,
+            "base_model": caller.base_model(), "lora_config": {"rank": 4}});
+        for (key, value) in change.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let reply = caller.post("create_model", body);
+        assert_eq!(reply.status, status, "{change}");
+        assert!(!reply.detail().is_empty());
+    };
+    check(json!({"base_model": "other/model"}), 400);
+    check(json!({"lora_config": {"rank": 100_000}}), 400);
+    check(json!({"lora_config": {"rank": 0}}), 400);
+    check(json!({"lora_config": null}), 400);
+    check(
+        json!({"optimizer_config": {"type": "dimuon", "version": 1}}),
+        400,
+    );
+    check(json!({"session_id": "none"}), 404);
+    check(json!({"model_seq_id": "one"}), 422);
+    let unknown = caller.post("get_info", json!({"model_id": "none"}));
+    assert_eq!(unknown.status, 404);
+}
+
+#[test]
+fn large_results_are_announced_first_and_come_in_the_dialect_asked_for() {
+    let server = LocalServer::builder()
+        .metadata_only_above(100)
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let accepted = caller.ok("forward_backward", model.pass(1, &TEXTS));
+    let whole = caller.wait(&accepted);
+    let id = &accepted["request_id"];
+    let announced = caller.ok(
+        "retrieve_future",
+        json!({"request_id": id, "allow_metadata_only": true}),
+    );
+    assert_eq!(announced["status"], "complete_metadata");
+    let body = json!({"request_id": id, "allow_metadata_only": false}).to_string();
+    let reply = http::request(
+        &caller.url,
+        "POST",
+        "/api/v1/retrieve_future",
+        &[("accept", "application/x-protobuf, application/json")],
+        body.as_bytes(),
+    )
+    .unwrap();
+    assert_eq!(reply.header("content-type"), Some("application/x-protobuf"));
+    assert_eq!(announced["response_payload_size"], reply.body.len());
+    assert_eq!(whole["loss_fn_output_type"], "TorchLossReturn");
+}
+
+#[test]
+fn info_names_a_tokenizer_that_can_be_loaded() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let info = caller.ok("get_info", json!({"model_id": model.id}));
+    assert_eq!(info["lora_rank"], 4);
+    let folder = info["model_data"]["tokenizer_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        std::path::Path::new(&folder)
+            .join("tokenizer.json")
+            .exists()
+    );
+    caller.call("unload_model", json!({"model_id": model.id}));
+    let gone = caller.post("get_info", json!({"model_id": model.id}));
+    assert_eq!(gone.status, 404);
+    drop(server);
+    assert!(
+        !std::path::Path::new(&folder).exists(),
+        "a temporary folder goes"
+    );
+}
+
+#[test]
+fn several_targets_per_position_are_scored() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let mut body = model.forward(1, &["abc"]);
+    let inputs = &mut body["forward_input"]["data"][0]["loss_fn_inputs"];
+    inputs["target_tokens"] = json!({"data": [98, 99, 99, 98], "dtype": "int64", "shape": [2, 2]});
+    inputs["weights"] = json!({"data": [1.0, 0.0, 1.0, 0.0], "dtype": "float32", "shape": [2, 2]});
+    let two = caller.call("forward", body);
+    let logprobs = &two["loss_fn_outputs"][0]["logprobs"];
+    assert_eq!(logprobs["shape"], json!([2, 2]));
+    let one = caller.call("forward", model.forward(2, &["abc"]));
+    assert_eq!(one["metrics"], two["metrics"]);
+    assert_eq!(
+        one["loss_fn_outputs"][0]["logprobs"]["data"][0],
+        logprobs["data"][0]
+    );
+}
