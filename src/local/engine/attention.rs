@@ -1,7 +1,7 @@
 //! Causal attention with grouped heads over packed sequences.
 
 use super::config::Config;
-use super::gemm::{View, product};
+use super::gemm::{View, dot, product};
 use super::ops::softmax;
 use super::scratch::Scratch;
 
@@ -78,7 +78,7 @@ pub(crate) fn backward(
             kv_width,
         );
         for (p, dp) in p.chunks_exact(keys).zip(dp.chunks_exact_mut(keys)) {
-            let mean = super::linear::dot(p, dp);
+            let mean = dot(p, dp);
             for (p, dp) in p.iter().zip(dp) {
                 *dp = p * (*dp - mean);
             }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::decode::MAX_HEAD;
 use crate::error::{Context, Error, Result};
 
 /// The decoders this engine runs.
@@ -151,8 +152,9 @@ impl Config {
                 format!("{} does not divide {} heads", self.kv_heads, self.heads),
             ));
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(Error::invalid("head_dim", "must be even"));
+        if !self.head_dim.is_multiple_of(2) || self.head_dim > MAX_HEAD {
+            let problem = format!("must be even and at most {MAX_HEAD}");
+            return Err(Error::invalid("head_dim", problem));
         }
         Ok(())
     }

@@ -1,11 +1,15 @@
 //! One token at a time: keys and values of the past are kept, only the newest row is computed.
 
 use super::config::Config;
-use super::linear::{add, dot};
+use super::gemm::{dots, weighted_sum};
+use super::linear::add;
 use super::model::{Net, Projection};
 use super::ops::{Rotation, rms_norm, silu, softmax};
 use super::pass;
 use super::scratch::Scratch;
+
+/// The widest head this engine runs.
+pub(crate) const MAX_HEAD: usize = 512;
 
 /// Keys and values of every layer, one row per position.
 #[derive(Debug, Default)]
@@ -58,8 +62,7 @@ impl<'a> Decoder<'a> {
         let net = self.net;
         let config = &net.weights.config;
         let n = live.len();
-        let positions = std::iter::repeat_n(self.position, n);
-        let rotation = Rotation::new(&net.weights.frequencies, positions);
+        let rotation = Rotation::new(&net.weights.frequencies, std::iter::once(self.position));
         let mut x = pass::embed(net.weights, tokens, scratch);
         for layer in 0..config.layers {
             self.attend(layer, live, &mut x, &rotation, scratch);
@@ -98,8 +101,12 @@ impl<'a> Decoder<'a> {
             scratch.give(raw_q);
             scratch.give(raw_k);
         }
-        rotation.apply(&mut q, config.heads, half);
-        rotation.apply(&mut k, config.kv_heads, half);
+        for row in q.chunks_exact_mut(config.q_width()) {
+            rotation.apply(row, config.heads, half);
+        }
+        for row in k.chunks_exact_mut(config.kv_width()) {
+            rotation.apply(row, config.kv_heads, half);
+        }
 
         let mut attended = scratch.take(n * config.q_width());
         let prompt = &self.prompt.layers[layer];
@@ -135,23 +142,32 @@ fn look_back(
     let (dim, width) = (config.head_dim, config.kv_width());
     let scale = (dim as f32).sqrt().recip();
     let group = config.heads / config.kv_heads;
-    let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
-    for (head, (q, out)) in heads.enumerate() {
-        let start = head / group * dim;
-        scores.clear();
+    let [near, far] = past.map(|(keys, _)| keys.len() / width);
+    let total = near + far;
+    scores.resize(group * total, 0.0);
+    // The heads of a group share their keys and values.
+    let groups = q
+        .chunks_exact(group * dim)
+        .zip(out.chunks_exact_mut(group * dim));
+    for (index, (q, out)) in groups.enumerate() {
+        let start = index * dim;
+        let mut first = 0;
         for (keys, _) in past {
-            let keys = keys.chunks_exact(width);
-            scores.extend(keys.map(|row| scale * dot(q, &row[start..start + dim])));
+            dots(q, dim, &keys[start..], width, &mut scores[first..], total);
+            first = near;
         }
-        softmax(scores);
-        out.fill(0.0);
-        let values = past
-            .into_iter()
-            .flat_map(|(_, values)| values.chunks_exact(width));
-        for (weight, row) in scores.iter().zip(values) {
-            for (out, value) in out.iter_mut().zip(&row[start..start + dim]) {
-                *out += weight * value;
-            }
+        for (scores, out) in scores
+            .chunks_exact_mut(total)
+            .zip(out.chunks_exact_mut(dim))
+        {
+            scores.iter_mut().for_each(|score| *score *= scale);
+            softmax(scores);
+            let (near, far) = scores.split_at(near);
+            weighted_sum(near, &past[0].1[start..], width, out);
+            let mut rest = [0.0; MAX_HEAD];
+            let rest = &mut rest[..dim];
+            weighted_sum(far, &past[1].1[start..], width, rest);
+            add(out, rest);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The matrix product: a checked wrapper around `matrixmultiply`.
+//! Matrix products: a checked wrapper around `matrixmultiply`, and what beats it for few rows.
 #![allow(
     unsafe_code,
     reason = "matrixmultiply takes raw pointers; every call is bounds-checked here"
@@ -105,6 +105,235 @@ pub(crate) fn product(
     }
 }
 
+/// `out[i][j] = x[i] · w[j]` for a few rows of `x`: the general product would spend its time
+/// packing.
+///
+/// Rows of `x` are dense, rows of `w` and `out` start `w_stride` and `out_stride` apart. A row's
+/// result does not depend on the others.
+///
+/// # Panics
+///
+/// If a row reaches beyond its slice.
+pub(crate) fn dots(
+    x: &[f32],
+    inputs: usize,
+    w: &[f32],
+    w_stride: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    assert!(
+        w_stride >= inputs && inputs > 0,
+        "rows of the right matrix overlap"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if wide::available() {
+        // SAFETY: the processor has AVX2 and FMA, as was just asked.
+        return unsafe { wide::dots(x, inputs, w, w_stride, out, out_stride) };
+    }
+    for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
+        for (w, out) in w.chunks(w_stride).zip(out) {
+            *out = dot(x, &w[..inputs]);
+        }
+    }
+}
+
+/// `out = Σ weights[i] * rows[i]`, where row `i` starts at `i * stride`.
+///
+/// # Panics
+///
+/// If a row reaches beyond its slice.
+pub(crate) fn weighted_sum(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if wide::available() {
+        // SAFETY: as in `dots`.
+        return unsafe { wide::weighted_sum(weights, rows, stride, out) };
+    }
+    out.fill(0.0);
+    for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+        for (out, value) in out.iter_mut().zip(row) {
+            *out += weight * value;
+        }
+    }
+}
+
+/// The inner product, summed in sixteen lanes so that it vectorises.
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let tail: f32 = a_chunks
+        .remainder()
+        .iter()
+        .zip(b_chunks.remainder())
+        .map(|(a, b)| a * b)
+        .sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum::<f32>() + tail
+}
+
+/// The same in AVX2, in tiles that keep their sums in registers. Written out, because compilers
+/// arrange it badly, and plain debug builds not at all.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::*;
+
+    const LANES: usize = 8;
+
+    pub(super) fn available() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn dots(
+        mut x: &[f32],
+        inputs: usize,
+        w: &[f32],
+        w_stride: usize,
+        mut out: &mut [f32],
+        out_stride: usize,
+    ) {
+        while !x.is_empty() {
+            let left = x.len() / inputs;
+            let rows = if left >= 4 { 4 } else { left.min(2) };
+            let (now, later) = x.split_at(rows * inputs);
+            match rows {
+                4 => columns::<4, 2>(now, inputs, w, w_stride, out, out_stride),
+                2 => columns::<2, 4>(now, inputs, w, w_stride, out, out_stride),
+                _ => columns::<1, 8>(now, inputs, w, w_stride, out, out_stride),
+            }
+            x = later;
+            out = out.get_mut(rows * out_stride..).unwrap_or_default();
+        }
+    }
+
+    /// `ROWS` rows of `x` against all of `w`, `COLS` at a time.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn columns<const ROWS: usize, const COLS: usize>(
+        x: &[f32],
+        inputs: usize,
+        w: &[f32],
+        w_stride: usize,
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        let x = std::array::from_fn(|row| &x[row * inputs..(row + 1) * inputs]);
+        let count = w.len().div_ceil(w_stride);
+        let mut done = 0;
+        while done + COLS <= count {
+            tile::<ROWS, COLS>(
+                x,
+                &w[done * w_stride..],
+                w_stride,
+                &mut out[done..],
+                out_stride,
+            );
+            done += COLS;
+        }
+        while done < count {
+            tile::<ROWS, 1>(
+                x,
+                &w[done * w_stride..],
+                w_stride,
+                &mut out[done..],
+                out_stride,
+            );
+            done += 1;
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn tile<const ROWS: usize, const COLS: usize>(
+        x: [&[f32]; ROWS],
+        w: &[f32],
+        w_stride: usize,
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        let inputs = x[0].len();
+        let whole = inputs / LANES;
+        let w: [&[f32]; COLS] =
+            std::array::from_fn(|col| &w[col * w_stride..col * w_stride + inputs]);
+        let x_lanes = x.map(|x| &x.as_chunks::<LANES>().0[..whole]);
+        let w_lanes = w.map(|w| &w.as_chunks::<LANES>().0[..whole]);
+        let mut sums = [[_mm256_setzero_ps(); COLS]; ROWS];
+        for index in 0..whole {
+            let mut w = [_mm256_setzero_ps(); COLS];
+            for col in 0..COLS {
+                w[col] = load(&w_lanes[col][index]);
+            }
+            for row in 0..ROWS {
+                let x = load(&x_lanes[row][index]);
+                for col in 0..COLS {
+                    sums[row][col] = _mm256_fmadd_ps(x, w[col], sums[row][col]);
+                }
+            }
+        }
+        for row in 0..ROWS {
+            for col in 0..COLS {
+                let mut sum = add_lanes(sums[row][col]);
+                for index in whole * LANES..inputs {
+                    sum = x[row][index].mul_add(w[col][index], sum);
+                }
+                out[row * out_stride + col] = sum;
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn weighted_sum(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
+        const BLOCK: usize = 4 * LANES;
+        for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+            let (start, width) = (index * BLOCK, out.len());
+            if width < BLOCK {
+                out.fill(0.0);
+                for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+                    for (out, value) in out.iter_mut().zip(&row[start..]) {
+                        *out = weight.mul_add(*value, *out);
+                    }
+                }
+                continue;
+            }
+            let mut sums = [_mm256_setzero_ps(); 4];
+            for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+                let weight = _mm256_set1_ps(*weight);
+                let row = row[start..start + BLOCK].as_chunks::<LANES>().0;
+                for (sum, row) in sums.iter_mut().zip(row) {
+                    *sum = _mm256_fmadd_ps(weight, load(row), *sum);
+                }
+            }
+            for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
+                // SAFETY: the pointer comes from an array of exactly eight numbers.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn load(lanes: &[f32; LANES]) -> __m256 {
+        // SAFETY: the pointer comes from an array of exactly eight numbers.
+        unsafe { _mm256_loadu_ps(lanes.as_ptr()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn add_lanes(lanes: __m256) -> f32 {
+        let four = _mm_add_ps(
+            _mm256_castps256_ps128(lanes),
+            _mm256_extractf128_ps::<1>(lanes),
+        );
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,5 +362,41 @@ mod tests {
             &mut c,
             2,
         );
+    }
+
+    #[test]
+    fn few_rows_give_what_the_general_product_gives() {
+        for (n, inputs, outputs) in [(1, 8, 3), (2, 31, 5), (3, 7, 1), (4, 96, 9), (7, 40, 6)] {
+            let numbers = |len: usize| -> Vec<f32> {
+                (0..len).map(|i| ((i * 37 % 19) as f32) - 9.0).collect()
+            };
+            let (x, w) = (numbers(n * inputs), numbers(outputs * inputs));
+            let (mut few, mut general) = (vec![0.0; n * outputs], vec![0.0; n * outputs]);
+            dots(&x, inputs, &w, inputs, &mut few, outputs);
+            let right = View::new(&w, outputs, inputs).transposed();
+            product(
+                1.0,
+                View::new(&x, n, inputs),
+                right,
+                0.0,
+                &mut general,
+                outputs,
+            );
+            assert_eq!(few, general);
+
+            let mut summed = vec![0.0; inputs];
+            weighted_sum(&few[..outputs], &w, inputs, &mut summed);
+            let left = View::new(&few[..outputs], 1, outputs);
+            let mut general = vec![0.0; inputs];
+            product(
+                1.0,
+                left,
+                View::new(&w, outputs, inputs),
+                0.0,
+                &mut general,
+                inputs,
+            );
+            assert_eq!(summed, general);
+        }
     }
 }

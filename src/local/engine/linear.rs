@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::gemm::{View, product};
+use super::gemm::{View, dots, product};
 use super::matrix::Matrix;
 
 /// From this many weights on, one product is spread over threads; smaller models are spread
@@ -12,9 +12,8 @@ const PARALLEL_FROM: usize = 1 << 18;
 /// Outputs (or inputs, backward) that one task of a spread product handles.
 const PANEL: usize = 128;
 
-/// Up to this many rows a dot product per weight row beats the general product, which would
-/// spend its time packing.
-const FEW_ROWS: usize = 4;
+/// Up to this many rows a dot product per weight row beats the general product.
+pub(crate) const FEW_ROWS: usize = 8;
 
 /// One projection of the network: a frozen weight and, maybe, its low-rank correction.
 #[derive(Debug, Clone, Copy)]
@@ -199,12 +198,7 @@ fn multiply_back(dy: &[f32], n: usize, w: &Matrix, dx: &mut [f32]) {
 fn multiply_few(x: &[f32], n: usize, w: &Matrix, y: &mut [f32]) {
     let (inputs, outputs) = (w.cols(), w.rows());
     if let (Some(data), true) = (w.as_f32(), w.len() < PARALLEL_FROM) {
-        for (x, y) in x.chunks_exact(inputs).zip(y.chunks_exact_mut(outputs)) {
-            for (y, w) in y.iter_mut().zip(data.chunks_exact(inputs)) {
-                *y = dot(x, w);
-            }
-        }
-        return;
+        return dots(&x[..n * inputs], inputs, data, inputs, y, outputs);
     }
     let mut columns = vec![0.0; outputs * n];
     columns.par_chunks_mut(PANEL * n).enumerate().for_each_init(
@@ -212,9 +206,7 @@ fn multiply_few(x: &[f32], n: usize, w: &Matrix, y: &mut [f32]) {
         |scratch, (index, out)| {
             for (offset, out) in out.chunks_exact_mut(n).enumerate() {
                 w.read_row(index * PANEL + offset, scratch);
-                for (x, out) in x.chunks_exact(inputs).zip(out) {
-                    *out = dot(x, scratch);
-                }
+                dots(&x[..n * inputs], inputs, scratch, inputs, out, 1);
             }
         },
     );
@@ -259,23 +251,4 @@ fn gather(
                 }
             }
         });
-}
-
-/// The inner product, summed in sixteen lanes so that it vectorises.
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let mut sums = [0.0f32; LANES];
-    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let tail: f32 = a_chunks
-        .remainder()
-        .iter()
-        .zip(b_chunks.remainder())
-        .map(|(a, b)| a * b)
-        .sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + tail
 }

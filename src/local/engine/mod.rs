@@ -24,6 +24,7 @@
 //! sampling, `gemm` and `mapping` are the only places with `unsafe`.
 
 mod attention;
+pub(crate) mod builtin;
 mod checkpoint;
 mod config;
 mod decode;
@@ -41,6 +42,8 @@ mod optim;
 mod pass;
 mod peft;
 mod pick;
+#[cfg(test)]
+mod pretrain;
 mod rng;
 mod sample;
 mod scratch;

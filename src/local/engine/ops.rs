@@ -1,11 +1,13 @@
 //! The element-wise parts of a decoder: norms, rotary positions, activations, softmax.
 
-use super::linear::dot;
+use super::gemm::dot;
 
 /// `eˣ` within two units of the last place, written so that loops over it vectorise.
 pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.3, 88.0);
-    let k = (x * std::f32::consts::LOG2_E + 12_582_912.0) - 12_582_912.0;
+    // Adding 1.5 * 2²³ rounds to a whole number and leaves it in the low bits.
+    let shifted = x * std::f32::consts::LOG2_E + 12_582_912.0;
+    let k = shifted - 12_582_912.0;
     let r = x - k * 0.693_359_4 + k * 2.121_944_4e-4;
     let mut p = 1.987_569_2e-4;
     p = p * r + 1.398_2e-3;
@@ -14,7 +16,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 5e-1;
     p = p * r * r + r + 1.0;
-    f32::from_bits((p.to_bits() as i32 + ((k as i32) << 23)) as u32)
+    f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
 /// `x * sigmoid(x)`.
@@ -114,26 +116,56 @@ impl Rotation {
 
 /// Turns scores into probabilities in place.
 pub(crate) fn softmax(scores: &mut [f32]) {
-    let peak = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
+    let peak = largest(scores);
     for score in scores.iter_mut() {
         *score = exp(*score - peak);
-        sum += *score;
     }
-    let scale = 1.0 / sum;
+    let scale = 1.0 / sum(scores);
     for score in scores {
         *score *= scale;
     }
 }
 
-/// `ln Σ eˣ`, summed in `f64`: with a large vocabulary the small terms count.
+/// `ln Σ eˣ`; blocks are added in `f64`, because with a large vocabulary small terms count.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f32 {
-    let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits
-        .chunks(256)
-        .map(|part| f64::from(part.iter().map(|x| exp(x - peak)).sum::<f32>()))
-        .sum();
-    peak + sum.ln() as f32
+    const BLOCK: usize = 256;
+    let peak = largest(logits);
+    let mut total = 0.0;
+    for logits in logits.chunks(BLOCK) {
+        let mut block = [0.0; BLOCK];
+        for (out, logit) in block.iter_mut().zip(logits) {
+            *out = exp(logit - peak);
+        }
+        total += f64::from(sum(&block[..logits.len()]));
+    }
+    peak + total.ln() as f32
+}
+
+/// The largest number, found in lanes so that it vectorises.
+pub(crate) fn largest(values: &[f32]) -> f32 {
+    let (lanes, tail) = values.as_chunks::<16>();
+    let mut best = [f32::NEG_INFINITY; 16];
+    for values in lanes {
+        for (best, value) in best.iter_mut().zip(values) {
+            *best = if *value > *best { *value } else { *best };
+        }
+    }
+    best.iter()
+        .chain(tail)
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// The sum, in lanes so that it vectorises.
+fn sum(values: &[f32]) -> f32 {
+    let (lanes, tail) = values.as_chunks::<16>();
+    let mut sums = [0.0f32; 16];
+    for values in lanes {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value;
+        }
+    }
+    sums.iter().sum::<f32>() + tail.iter().sum::<f32>()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! From logits to a token.
 
-use super::ops::exp;
+use super::ops::{exp, largest};
 use super::rng::Rng;
 
 /// Draws tokens at a temperature, among the likeliest.
@@ -29,7 +29,7 @@ impl Picker {
         if self.temperature == 0.0 {
             return likeliest(logits);
         }
-        let peak = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let peak = largest(logits);
         let scale = (1.0 / self.temperature) as f32;
         self.candidates.clear();
         let weights = logits.iter().map(|logit| exp((logit - peak) * scale));

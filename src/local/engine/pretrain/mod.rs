@@ -1,0 +1,311 @@
+//! The recipe of the shipped model: run it again with
+//! `cargo test --release --lib make_the_base_model -- --ignored --nocapture`.
+//!
+//! One thread, one seed, synthetic data only; it takes about ten minutes and writes
+//! `builtin/model.safetensors`.
+
+mod milestones;
+mod muon;
+mod tasks;
+
+use std::path::Path;
+use std::time::Instant;
+
+use safetensors::tensor::{Dtype, TensorView};
+
+use super::builtin;
+use super::config::Config;
+use super::linear::Slot;
+use super::lora::Target;
+use super::loss::Loss;
+use super::model::{Base, Net, Projection, Weights};
+use super::optim::{AdamParams, AdamState};
+use super::pass::{Gradients, Rest, RestLayer};
+use super::rng::Rng;
+use super::sample::{Hooks, SampleRequest, sample};
+use super::train::{self, Datum};
+use muon::Muon;
+use tasks::{Example, Style, TASKS};
+
+const SEED: u64 = 20_261_116;
+const STEPS: usize = 1800;
+const EXAMPLES_PER_STEP: usize = 128;
+
+#[test]
+#[ignore = "takes ten minutes and rewrites the shipped model"]
+fn make_the_base_model() {
+    let started = Instant::now();
+    let mut weights = Weights::random(Config::tiny(), SEED);
+    // Only its thread and its buffers are used: the weights change under way.
+    let runner = Base::random(0, 1).unwrap();
+    let mut optimizer = Optimizer::new(&weights);
+    let words = tasks::words();
+    let mut rng = Rng::new(SEED);
+    let mut total = 0;
+    let mut mean = 0.0;
+    for step in 0..STEPS {
+        let data: Vec<Datum> = (0..EXAMPLES_PER_STEP)
+            .map(|_| {
+                let (prompt, answer) =
+                    Example::random(&words, &mut rng).tokens(Style::random(&mut rng));
+                tasks::datum(&prompt, &answer, 0.05)
+            })
+            .collect();
+        let weight: f32 = data.iter().flat_map(|datum| &datum.inputs.weights).sum();
+        total += data.iter().map(|datum| datum.tokens.len()).sum::<usize>();
+        let (output, gradients) = runner.run(|| {
+            let fresh = || whole(&weights.config);
+            train::run(
+                &runner,
+                Net::new(&weights, None),
+                &data,
+                &Loss::CrossEntropy,
+                Some(&fresh),
+            )
+        });
+        mean = 0.98 * mean + 0.02 * output.loss / f64::from(weight);
+        let left = 1.0 - step as f32 / STEPS as f32;
+        optimizer.step(&mut weights, gradients.unwrap(), weight, left.min(1.0));
+        if step % 100 == 99 || step + 1 == STEPS {
+            let base = Base::new(round(&weights), 1).unwrap();
+            let rate = total as f64 / started.elapsed().as_secs_f64();
+            println!(
+                "{} {mean:.4} {rate:.0} tokens/s {}",
+                step + 1,
+                report(&base, &words)
+            );
+        }
+    }
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/local/engine/builtin/model.safetensors");
+    std::fs::write(path, save(&weights)).unwrap();
+}
+
+/// Greedy accuracy on each task.
+fn report(base: &Base, words: &[&str]) -> String {
+    let mut rng = Rng::new(1);
+    let mut scores = Vec::new();
+    for task in TASKS {
+        let tries = 40;
+        let hits = (0..tries).filter(|_| {
+            let word = words[rng.below(words.len())];
+            let example = match task {
+                "add" => {
+                    let (a, b) = (rng.below(10), rng.below(10));
+                    Example::sum(a, b, a + b)
+                }
+                task => Example::new(task, word),
+            };
+            let (prompt, answer) = example.tokens(Style::random(&mut rng));
+            let mut request = SampleRequest::new(prompt, answer.len());
+            request.temperature = 0.0;
+            sample(base, None, &request, Hooks::default())
+                .unwrap()
+                .sequences[0]
+                .tokens
+                == answer
+        });
+        scores.push(format!(
+            "{task} {:.2}",
+            hits.count() as f64 / f64::from(tries)
+        ));
+    }
+    scores.join(" ")
+}
+
+/// Muon for the layers' matrices, AdamW for embedding and norms.
+struct Optimizer {
+    matrices: Vec<[Muon; 7]>,
+    rest: AdamState,
+}
+
+impl Optimizer {
+    fn new(weights: &Weights) -> Self {
+        Self {
+            matrices: weights.layers.iter().map(|_| Default::default()).collect(),
+            rest: AdamState::default(),
+        }
+    }
+
+    fn step(&mut self, weights: &mut Weights, mut gradients: Gradients, scale: f32, rate: f32) {
+        let config = weights.config.clone();
+        for (layer, momenta) in self.matrices.iter_mut().enumerate() {
+            for (projection, muon) in Projection::ALL.into_iter().zip(momenta) {
+                let (rows, cols) = projection.shape(&config);
+                let Slot::Dense(gradient) = gradients.slot(Target::Layer(layer, projection)) else {
+                    unreachable!("every matrix is trained");
+                };
+                let matrix = weights.layers[layer].projections[projection as usize]
+                    .as_mut()
+                    .unwrap();
+                muon.step(matrix, gradient, rows, cols, 0.02 * rate);
+            }
+        }
+        let Slot::Dense(head) = &gradients.head else {
+            unreachable!("the head is trained");
+        };
+        let rest = gradients.rest.as_mut().unwrap();
+        super::linear::add(&mut rest.embed, head);
+        let mut gradient: Vec<f32> = rest_of_gradients(rest).concat();
+        gradient.iter_mut().for_each(|g| *g /= scale);
+        let mut values: Vec<f32> = rest_of_weights(weights)
+            .into_iter()
+            .flat_map(|part| part.to_vec())
+            .collect();
+        let params = AdamParams {
+            learning_rate: f64::from(6e-3 * rate),
+            ..AdamParams::default()
+        };
+        self.rest.step(&mut values, &mut gradient, &params).unwrap();
+        let mut values = &values[..];
+        for part in rest_of_weights(weights) {
+            let (mine, others) = values.split_at(part.len());
+            part.copy_from_slice(mine);
+            values = others;
+        }
+    }
+}
+
+/// Embedding and norms, in one order for weights and gradients alike.
+fn rest_of_weights(weights: &mut Weights) -> Vec<&mut [f32]> {
+    let mut parts = vec![weights.embed.as_mut().unwrap(), &mut weights.norm[..]];
+    for layer in &mut weights.layers {
+        let norms = layer.head_norms.as_mut().unwrap();
+        parts.extend([
+            &mut layer.attention_norm[..],
+            &mut layer.mlp_norm[..],
+            &mut norms.q[..],
+            &mut norms.k[..],
+        ]);
+    }
+    parts
+}
+
+fn rest_of_gradients(rest: &Rest) -> Vec<&[f32]> {
+    let mut parts = vec![&rest.embed[..], &rest.norm[..]];
+    for layer in &rest.layers {
+        parts.extend([
+            &layer.attention_norm[..],
+            &layer.mlp_norm,
+            &layer.q_norm,
+            &layer.k_norm,
+        ]);
+    }
+    parts
+}
+
+/// Slots for every weight there is.
+fn whole(config: &Config) -> Gradients {
+    let mut gradients = Gradients::frozen(config);
+    for layer in 0..config.layers {
+        for projection in Projection::ALL {
+            let (rows, cols) = projection.shape(config);
+            *gradients.slot(Target::Layer(layer, projection)) = Slot::Dense(vec![0.0; rows * cols]);
+        }
+    }
+    gradients.head = Slot::Dense(vec![0.0; config.vocab * config.width]);
+    let layer = RestLayer {
+        attention_norm: vec![0.0; config.width],
+        mlp_norm: vec![0.0; config.width],
+        q_norm: vec![0.0; config.head_dim],
+        k_norm: vec![0.0; config.head_dim],
+    };
+    gradients.rest = Some(Box::new(Rest {
+        embed: vec![0.0; config.vocab * config.width],
+        norm: vec![0.0; config.width],
+        layers: vec![layer; config.layers],
+    }));
+    gradients
+}
+
+/// The weights as they will be once stored in bf16.
+fn round(weights: &Weights) -> Weights {
+    let mut weights = weights.clone();
+    let layers = weights
+        .layers
+        .iter_mut()
+        .flat_map(|layer| &mut layer.projections);
+    for matrix in layers.chain([&mut weights.embed]) {
+        for value in matrix.as_mut().unwrap() {
+            *value = half::bf16::from_f32(*value).to_f32();
+        }
+    }
+    weights
+}
+
+/// The weights as transformers names them, in bf16.
+fn save(weights: &Weights) -> Vec<u8> {
+    let config = &weights.config;
+    let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = vec![
+        (
+            "model.embed_tokens.weight".into(),
+            vec![config.vocab, config.width],
+            weights.embed.to_f32(),
+        ),
+        (
+            "model.norm.weight".into(),
+            vec![config.width],
+            weights.norm.clone(),
+        ),
+    ];
+    for (index, layer) in weights.layers.iter().enumerate() {
+        let prefix = format!("model.layers.{index}");
+        for (projection, matrix) in Projection::ALL.into_iter().zip(&layer.projections) {
+            let name = format!("{prefix}.{}.weight", projection.path());
+            tensors.push((name, vec![matrix.rows(), matrix.cols()], matrix.to_f32()));
+        }
+        let norms = layer.head_norms.as_ref().unwrap();
+        for (name, values) in [
+            ("input_layernorm", &layer.attention_norm),
+            ("post_attention_layernorm", &layer.mlp_norm),
+            ("self_attn.q_norm", &norms.q),
+            ("self_attn.k_norm", &norms.k),
+        ] {
+            tensors.push((
+                format!("{prefix}.{name}.weight"),
+                vec![values.len()],
+                values.clone(),
+            ));
+        }
+    }
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, _, values)| {
+            values
+                .iter()
+                .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
+                .collect()
+        })
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (
+            name,
+            TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap(),
+        )
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// The shipped model's answers to the tasks, to notice a damaged or forgotten file.
+#[test]
+fn the_shipped_model_has_learned_its_tasks() {
+    let base = Base::builtin(1).unwrap();
+    assert!(builtin::WEIGHTS.len() < 1_000_000);
+    for (task, word, answer) in [
+        ("copy", "garden", "garden"),
+        ("reverse", "stone", "enots"),
+        ("rest", "planet", "lanet"),
+        ("spell", "fox", "f-o-x"),
+    ] {
+        let (prompt, _) = Example::new(task, word).tokens(Style::Chat);
+        let mut request = SampleRequest::new(prompt, 20);
+        request.temperature = 0.0;
+        request.stop.tokens = base.config().eos.clone();
+        let tokens = sample(&base, None, &request, Hooks::default())
+            .unwrap()
+            .sequences
+            .remove(0)
+            .tokens;
+        assert_eq!(builtin::decode(&tokens), answer.as_bytes());
+    }
+}
