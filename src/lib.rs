@@ -27,7 +27,7 @@ pub mod text;
 #[allow(dead_code, reason = "until the server is whole")]
 pub mod local;
 
-pub use client::{SamplingClient, ServiceClient, TrainingClient};
+pub use client::{RestClient, SamplingClient, ServiceClient, TrainingClient};
 pub use error::{Error, Result};
 pub use runtime::pending::{AsCompleted, Pending, as_completed, join_all};
 #[cfg(feature = "text")]

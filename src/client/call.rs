@@ -245,6 +245,7 @@ impl ServiceClient {
                 retries: 10,
                 outer: true,
                 deadline: None,
+                conflict_is_final: false,
             },
             false => Effort::ONCE,
         };

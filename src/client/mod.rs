@@ -9,6 +9,7 @@
 
 mod batch;
 mod call;
+mod rest;
 mod resume;
 mod sampling;
 mod service;
@@ -19,6 +20,7 @@ pub use crate::runtime::forward::ChunkOutput;
 pub use crate::runtime::sampling::SamplingProgress;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};
+pub use rest::{CopyOptions, ListOptions, Pages, RestClient};
 pub use resume::{Recovery, ResumeOptions};
 pub use sampling::{SamplerSource, SamplingClient};
 pub use service::{ServiceClient, TrainingOptions};

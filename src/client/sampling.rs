@@ -212,12 +212,28 @@ impl SamplingClient {
     /// The base model behind the weights.
     #[doc(alias = "get_base_model")]
     pub fn base_model(&self) -> Result<String> {
-        let core = &self.inner.session.core;
+        Ok(self.info()?.base_model)
+    }
+
+    /// The tokenizer of the base model: as
+    /// [`TrainingClient::tokenizer`](crate::TrainingClient::tokenizer).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[cfg(feature = "text")]
+    #[doc(alias = "get_tokenizer")]
+    pub fn tokenizer(&self) -> Result<crate::text::Tokenizer> {
+        let info = self.info()?;
+        crate::text::Tokenizer::of_service(&info.base_model, info.tokenizer_id.as_deref())
+    }
+
+    fn info(&self) -> Result<SamplerInfo> {
         self.inner.session.check_open()?;
         let route = route::GET_SAMPLER.with_sdk_method(None);
         let path = route.path(&[self.sampling_session_id()])?;
-        let info: SamplerInfo = core.link.call(Request::to(&route, path), (&route).into())?;
-        Ok(info.base_model)
+        let link = &self.inner.session.core.link;
+        link.call(Request::to(&route, path), (&route).into())
     }
 
     /// The id of the sampling session.

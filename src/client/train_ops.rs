@@ -298,6 +298,35 @@ impl TrainingClient {
         self.queue.session().core.link.json(&route::GET_INFO, &body)
     }
 
+    /// The model's tokenizer.
+    ///
+    /// The service says which it is: a folder or a file on this machine (the embedded server
+    /// writes one), or a model on the Hugging Face hub, which must have been downloaded before
+    /// (`hf download`). See [`Tokenizer::for_model`](crate::text::Tokenizer::for_model).
+    ///
+    /// ```
+    /// # fn main() -> tinker::Result<()> {
+    /// # use tinker::{LoraConfig, ServiceClient};
+    /// # let service = ServiceClient::local()?;
+    /// # let model = service.capabilities()?.supported_models[0].model_name.clone().unwrap();
+    /// # let training = service.create_lora_training_client(&model, LoraConfig::rank(4))?;
+    /// let tokenizer = training.tokenizer()?;
+    /// assert_eq!(tokenizer.decode(&tokenizer.encode("hello")?)?, "hello");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it is not on this machine, naming the file and how to get it.
+    #[cfg(feature = "text")]
+    #[doc(alias = "get_tokenizer")]
+    pub fn tokenizer(&self) -> Result<crate::text::Tokenizer> {
+        let info = self.info()?;
+        let name = info.model_data.model_name.or(info.model_name);
+        let id = info.model_data.tokenizer_id;
+        crate::text::Tokenizer::of_service(&name.unwrap_or_default(), id.as_deref())
+    }
+
     fn submit<T: DeserializeOwned + Send + 'static>(
         &self,
         route: &'static Route,
@@ -341,7 +370,7 @@ fn checked_name(name: &str) -> Result<String> {
 }
 
 /// The service keeps checkpoints from an hour to ten years.
-fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
+pub(super) fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
     const RANGE: std::ops::RangeInclusive<u64> = 3_600..=315_360_000;
     match ttl.map(|ttl| ttl.as_secs()) {
         Some(seconds) if !RANGE.contains(&seconds) => Err(Error::invalid(

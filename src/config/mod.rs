@@ -487,6 +487,22 @@ impl Config {
         self.credentials_path.as_deref().map(CredentialStore::new)
     }
 
+    /// Whether there is a credential to try: a key, a command, or a stored key.
+    ///
+    /// ```
+    /// use tinker::config::Config;
+    ///
+    /// assert!(!Config::default().has_credential());
+    /// assert!(Config::default().with_api_key("tml-mine").has_credential());
+    /// ```
+    pub fn has_credential(&self) -> bool {
+        let stored = || {
+            let keys = self.credential_store()?.load().ok()?;
+            keys.default_key().map(|_| ())
+        };
+        self.api_key.is_some() || self.credential_command.is_some() || stored().is_some()
+    }
+
     /// Whether requests go to the hosted service's host, which knows only `tml-` keys and JWTs.
     pub(crate) fn is_default_host(&self) -> bool {
         let host = |url: &str| host_of(url).map(str::to_ascii_lowercase);

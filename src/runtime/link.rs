@@ -49,6 +49,8 @@ pub(crate) struct Effort {
     pub(crate) outer: bool,
     /// When to give up, whatever the retries say.
     pub(crate) deadline: Option<Instant>,
+    /// Whether a 409 is an answer ("already so") rather than passing trouble.
+    pub(crate) conflict_is_final: bool,
 }
 
 impl From<&Route> for Effort {
@@ -57,6 +59,7 @@ impl From<&Route> for Effort {
             retries: route.retries,
             outer: route.outer_retry,
             deadline: None,
+            conflict_is_final: false,
         }
     }
 }
@@ -67,7 +70,18 @@ impl Effort {
         retries: 0,
         outer: false,
         deadline: None,
+        conflict_is_final: false,
     };
+
+    /// The same, taking a 409 for an answer.
+    pub(crate) fn with_final_conflict(mut self) -> Self {
+        self.conflict_is_final = true;
+        self
+    }
+
+    fn ends_with(self, error: &Error) -> bool {
+        self.conflict_is_final && error.status() == Some(409)
+    }
 
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
@@ -303,7 +317,7 @@ impl Link {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
-            if !effort.outer {
+            if !effort.outer || effort.ends_with(&error) {
                 return Err(error);
             }
             if error.status() == Some(402) && self.billing_pause() {
@@ -367,8 +381,10 @@ impl Link {
                 arrived.set(true);
             }
             match http_verdict(&outcome, tries, effort.retries, now, fastrand::f64()) {
-                Verdict::Retry(delay) => self.pause(delay, effort.deadline, &error)?,
-                Verdict::Done | Verdict::Fail => {
+                Verdict::Retry(delay) if !effort.ends_with(&error) => {
+                    self.pause(delay, effort.deadline, &error)?;
+                }
+                _ => {
                     if let Ok(response) = &outcome {
                         note_deprecation(response, &request.label);
                     }

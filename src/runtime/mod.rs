@@ -5,6 +5,7 @@ pub(crate) mod core;
 pub(crate) mod cpu;
 pub(crate) mod crew;
 pub(crate) mod dispatch;
+pub(crate) mod download;
 pub(crate) mod forward;
 pub(crate) mod future;
 pub(crate) mod limits;

@@ -65,6 +65,18 @@ impl Tokenizer {
         Self::load(&TokenizerId::select(model_name, None)?)
     }
 
+    /// The tokenizer of a model as a service describes it: an id may be a place on this machine.
+    pub(crate) fn of_service(model_name: &str, tokenizer_id: Option<&str>) -> Result<Self> {
+        match tokenizer_id {
+            Some(place) if Path::new(place).exists() => Self::open(place),
+            _ if model_name.is_empty() && tokenizer_id.is_none() => {
+                let message = "the service names neither the model nor its tokenizer";
+                Err(Error::Reply(Context::new(message)))
+            }
+            _ => Self::load(&TokenizerId::select(model_name, tokenizer_id)?),
+        }
+    }
+
     /// The tokenizer with this id, as [`for_model`](Self::for_model) does.
     ///
     /// # Errors

@@ -37,7 +37,20 @@ impl Transport {
         if from > 0 {
             request = request.with_header("range", format!("bytes={from}-"));
         }
-        let (head, mut body) = self.stream(&request)?;
+        self.stream_into(&request, writer)
+    }
+
+    /// Sends a request and copies a success's body to a writer, in constant memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`download`](Self::download).
+    pub(crate) fn stream_into(
+        &self,
+        request: &Request<'_>,
+        writer: &mut dyn Write,
+    ) -> Result<Download, Fault> {
+        let (head, mut body) = self.stream(request)?;
         let mut error_body = Vec::new();
         let mut written = 0;
         if head.is_success() {

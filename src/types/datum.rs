@@ -39,6 +39,32 @@ impl Datum {
         }
     }
 
+    /// An example for supervised training: the model reads the prompt and is to continue with
+    /// the answer. Targets are the tokens shifted by one; only the answer's count.
+    ///
+    /// ```
+    /// use tinker::Datum;
+    ///
+    /// let datum = Datum::supervised(&[1, 2], &[3, 4]);
+    /// assert_eq!(datum.model_input().to_ints()?, [1, 2, 3]);
+    /// assert_eq!(datum.input("target_tokens").unwrap().as_i64(), Some(&[2, 3, 4][..]));
+    /// assert_eq!(datum.input("weights").unwrap().as_f32(), Some(&[0.0, 1.0, 1.0][..]));
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
+    ///
+    /// With an empty prompt the answer's first token is not predicted from anything, so it does
+    /// not count.
+    pub fn supervised(prompt: &[i32], answer: &[i32]) -> Self {
+        let mut tokens = [prompt, answer].concat();
+        let targets: Vec<i32> = tokens.iter().skip(1).copied().collect();
+        tokens.truncate(targets.len());
+        let mut weights = vec![0.0f32; prompt.len().saturating_sub(1)];
+        weights.resize(targets.len(), 1.0);
+        Self::new(ModelInput::from_ints(tokens))
+            .with_target_tokens(targets)
+            .with_weights(weights)
+    }
+
     /// Sets a loss input by name, in the tensor's own number type.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, tensor: impl Into<TensorData>) -> Self {

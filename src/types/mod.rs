@@ -57,7 +57,7 @@ pub use sampled::{
 pub use sampling::{SampleOptions, SampleRequest, SamplingParams, Stop};
 pub use server_config::{ClientConfig, DynamicConfig};
 pub use tensor::{Csr, Dtype, TensorData, TensorValues};
-pub use time::Timestamp;
+pub use time::{Date, Timestamp};
 pub use training::{
     LoadWeightsResponse, LoraConfig, Loss, LossConfig, LossConfigValue, LossFn, ModelData,
     ModelInfo, OptimStepResponse, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,

@@ -9,6 +9,8 @@ use serde::ser::Serializer;
 
 /// A point in time, from the `jiff` crate.
 pub use jiff::Timestamp;
+/// A day, from the `jiff` crate.
+pub use jiff::civil::Date;
 
 /// Above this many units a number counts milliseconds, below it seconds.
 const MILLISECOND_WATERSHED: f64 = 2e10;

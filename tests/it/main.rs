@@ -14,6 +14,7 @@ mod golden_types;
 mod hostile_values;
 mod loss;
 mod python;
+mod rest;
 mod retries;
 mod sampling;
 mod server;

@@ -87,6 +87,7 @@ pub(in crate::local) fn sampler(service: &Service, id: &str) -> Answer {
         sampler_id: sampler.id.as_str().into(),
         base_model: sampler.base_model.clone(),
         model_path: sampler.model_path.as_ref().map(TinkerPath::to_string),
+        tokenizer_id: Some(service.tokenizer.display().to_string()),
     }))
 }
 

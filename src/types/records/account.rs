@@ -44,6 +44,14 @@ pub struct ServerCapabilities {
     pub supported_models: Vec<SupportedModel>,
 }
 
+impl ServerCapabilities {
+    /// The names of its models, in the service's order.
+    pub fn model_names(&self) -> impl Iterator<Item = &str> {
+        let models = self.supported_models.iter();
+        models.filter_map(|model| model.model_name.as_deref())
+    }
+}
+
 /// A model the service offers.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

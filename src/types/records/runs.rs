@@ -173,4 +173,7 @@ pub struct SamplerInfo {
     /// The weights' path, unless it samples from the base model.
     #[serde(default)]
     pub model_path: Option<String>,
+    /// Where its tokenizer is, if the server says; the hosted service does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_id: Option<String>,
 }

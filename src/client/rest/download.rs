@@ -1,0 +1,144 @@
+//! Weights and traces, streamed to disk.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{RestClient, checkpoint_request};
+use crate::error::{Context, Error, Result};
+use crate::runtime::download;
+use crate::types::{ExternalWeightsUrls, TinkerPath};
+use crate::wire::reply::decode_json;
+use crate::wire::route;
+
+/// Downloads.
+impl RestClient {
+    /// A signed URL for each file of weights saved with
+    /// [`save_weights_external`](crate::TrainingClient::save_weights_external).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path cannot be parsed.
+    #[doc(alias = "get_external_weights_urls")]
+    pub fn external_weights_urls(&self, path: &str) -> Result<ExternalWeightsUrls> {
+        let path: TinkerPath = path.parse()?;
+        let segments = [path.run_id().as_str(), &path.checkpoint_id()];
+        self.get(&route::EXTERNAL_WEIGHTS_URLS, &segments, &[])
+    }
+
+    /// Downloads weights saved with
+    /// [`save_weights_external`](crate::TrainingClient::save_weights_external) into a folder,
+    /// which is made if need be, and returns the files. A connection that breaks is taken up
+    /// where it broke; a file appears under its name only when it is whole.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let rest = tinker::ServiceClient::from_env()?.rest();
+    /// let files = rest.download_external_weights("tinker://run/external_weights/final", "adapter")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Reply`] for a file name that leads out of the folder, before anything is
+    /// downloaded; [`Error::Internal`] if a file cannot be written.
+    pub fn download_external_weights(
+        &self,
+        path: &str,
+        folder: impl AsRef<Path>,
+    ) -> Result<Vec<PathBuf>> {
+        let listed = self.external_weights_urls(path)?;
+        let link = self.service.link()?;
+        let files = listed
+            .urls
+            .iter()
+            .map(|(name, url)| Ok((inside(folder.as_ref(), name)?, url)))
+            .collect::<Result<Vec<_>>>()?;
+        for (file, url) in &files {
+            download::to_file(&link, url, file)?;
+        }
+        Ok(files.into_iter().map(|(file, _)| file).collect())
+    }
+
+    /// Downloads a checkpoint as one archive, from servers that still offer it. The service
+    /// itself does not any more: use
+    /// [`download_external_weights`](Self::download_external_weights).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 from servers without archives; [`Error::Internal`] if the file
+    /// cannot be written.
+    #[doc(alias = "get_checkpoint_archive_url")]
+    pub fn download_checkpoint_archive(&self, path: &str, file: impl AsRef<Path>) -> Result<()> {
+        #[derive(Deserialize)]
+        struct Elsewhere {
+            url: String,
+        }
+        let link = self.service.link()?;
+        let file = file.as_ref();
+        let request = checkpoint_request(&route::CHECKPOINT_ARCHIVE, path)?.with_accept("*/*");
+        let head = download::archive(&link, request, file)?;
+        if head.content_type() != "application/json" {
+            return Ok(());
+        }
+        // Some servers name the address instead of redirecting to it.
+        let answer = fs::read(file).map_err(|error| download::cannot("read", file, error))?;
+        let elsewhere: Elsewhere = decode_json(&answer)?;
+        download::to_file(&link, &elsewhere.url, file)
+    }
+
+    /// Has the service write a session's timeline as a Perfetto trace and downloads it.
+    ///
+    /// # Errors
+    ///
+    /// As [`export_session_trace`](Self::export_session_trace); [`Error::Internal`] if the file
+    /// cannot be written.
+    pub fn download_session_trace(&self, session_id: &str, file: impl AsRef<Path>) -> Result<()> {
+        let url = self.export_session_trace(session_id)?;
+        let link = self.service.link()?;
+        download::to_file(&link, &url, file.as_ref())
+    }
+}
+
+/// The place of a listed file below a folder. The names come from the service; none may lead
+/// elsewhere, on any operating system.
+fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
+    let mut components = Path::new(name).components().peekable();
+    let is_plain = components.peek().is_some()
+        && components.all(|part| matches!(part, Component::Normal(_)))
+        && !name.contains(['\\', ':', '\0']);
+    match is_plain {
+        true => Ok(folder.join(name)),
+        false => Err(Error::Reply(Context::new(format!(
+            "the service names a file outside the folder: {name:?}"
+        )))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_the_folder() {
+        let folder = Path::new("to");
+        for (name, expected) in [
+            ("a.json", Some("to/a.json")),
+            ("a/b/c.bin", Some("to/a/b/c.bin")),
+            ("", None),
+            (".", None),
+            ("..", None),
+            ("../a", None),
+            ("a/../../b", None),
+            ("/etc/passwd", None),
+            ("..\\a", None),
+            ("C:\\a", None),
+            ("C:a", None),
+            ("a\0b", None),
+        ] {
+            let found = inside(folder, name).ok();
+            assert_eq!(found, expected.map(PathBuf::from), "{name:?}");
+        }
+    }
+}

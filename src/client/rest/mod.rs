@@ -1,0 +1,417 @@
+//! `RestClient`: runs, checkpoints and sessions.
+
+mod account;
+mod download;
+mod pages;
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::service::ServiceClient;
+use super::train_ops::{checked_path, ttl_seconds};
+use crate::config::Secret;
+use crate::error::{Context, Error, Result};
+use crate::runtime::link::Effort;
+use crate::transport::{Body, Request};
+use crate::types::{
+    AccessScope, Checkpoint, CheckpointPage, SamplerInfo, SessionDetails, SessionId, SessionPage,
+    SessionSearch, SessionSearchPage, SessionSummary, TinkerPath, TraceExport, TraceExportStatus,
+    TrainingRun, TrainingRunPage, WeightsInfo,
+};
+use crate::wire::query;
+use crate::wire::reply::CopyWeightsReply;
+use crate::wire::request::{
+    AssignProjectRequest, CopyWeightsRequest, SetTtlRequest, WeightsInfoRequest, to_json,
+};
+use crate::wire::route::{self, Route};
+
+use pages::Page;
+pub use pages::{ListOptions, Pages};
+
+/// How often the service is asked whether a trace is ready.
+const TRACE_POLL: Duration = Duration::from_secs(5);
+
+/// Lists and administers what the service keeps: runs, checkpoints, sessions, usage.
+///
+/// Needs no session, so using one leaves no trace in the list of sessions. Every call blocks.
+/// `list_` calls fetch one page; the plural names (`training_runs`, `user_checkpoints`,
+/// `sessions`, `matching_sessions`) iterate over all pages. `Clone + Send + Sync` around one
+/// `Arc`.
+///
+/// ```
+/// # fn main() -> tinker::Result<()> {
+/// use tinker::client::{ListOptions, SaveOptions};
+/// use tinker::{LoraConfig, ServiceClient};
+///
+/// let service = ServiceClient::local()?; // or ServiceClient::from_env()?
+/// # let model = service.capabilities()?.supported_models[0].model_name.clone().unwrap();
+/// let training = service.create_lora_training_client(&model, LoraConfig::rank(4))?;
+/// training.save_state("first", SaveOptions::default())?.join()?;
+///
+/// let rest = service.rest();
+/// for run in rest.training_runs(ListOptions::default()) {
+///     let run = run?;
+///     for checkpoint in rest.list_checkpoints(&run.training_run_id)? {
+///         println!("{} {:?}", checkpoint.tinker_path, checkpoint.size_bytes);
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(alias = "AdminClient")]
+#[derive(Debug, Clone)]
+pub struct RestClient {
+    service: ServiceClient,
+}
+
+impl ServiceClient {
+    /// A client for runs, checkpoints, sessions and usage, over the same connections.
+    #[doc(alias = "create_rest_client")]
+    pub fn rest(&self) -> RestClient {
+        RestClient {
+            service: self.clone(),
+        }
+    }
+}
+
+/// Training runs and checkpoints.
+impl RestClient {
+    /// A training run.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 if there is none that the caller may see.
+    #[doc(alias = "get_training_run")]
+    pub fn training_run(&self, run_id: &str, scope: AccessScope) -> Result<TrainingRun> {
+        self.run_as(&route::GET_TRAINING_RUN, run_id, scope)
+    }
+
+    /// The training run that saved a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path cannot be parsed; otherwise as
+    /// [`training_run`](Self::training_run).
+    #[doc(alias = "get_training_run_by_tinker_path")]
+    pub fn training_run_by_tinker_path(
+        &self,
+        path: &str,
+        scope: AccessScope,
+    ) -> Result<TrainingRun> {
+        let route =
+            route::GET_TRAINING_RUN.with_sdk_method(Some("get_training_run_by_tinker_path"));
+        let path: TinkerPath = path.parse()?;
+        self.run_as(&route, path.run_id(), scope)
+    }
+
+    fn run_as(&self, route: &Route, run_id: &str, scope: AccessScope) -> Result<TrainingRun> {
+        let query = [("access_scope", scope.as_str().into())];
+        self.get(route, &[run_id], &query)
+    }
+
+    /// One page of training runs, the last used first.
+    pub fn list_training_runs(&self, options: &ListOptions) -> Result<TrainingRunPage> {
+        let query = [
+            ("limit", options.limit.unwrap_or(20).into()),
+            ("offset", options.offset.into()),
+            ("access_scope", options.access_scope.as_str().into()),
+            ("project_id", options.project_id.as_deref().into()),
+        ];
+        self.get(&route::LIST_TRAINING_RUNS, &[], &query)
+    }
+
+    /// Every training run, the last used first.
+    pub fn training_runs(&self, options: ListOptions) -> Pages<TrainingRun> {
+        let rest = self.clone();
+        Pages::by_offset(options.offset, move |offset| {
+            let options = options.clone().with_offset(offset);
+            let page = rest.list_training_runs(&options)?;
+            Ok((page.training_runs, Some(page.cursor)))
+        })
+    }
+
+    /// The checkpoints of a run, all of them.
+    pub fn list_checkpoints(&self, run_id: &str) -> Result<Vec<Checkpoint>> {
+        let page: CheckpointPage = self.get(&route::LIST_CHECKPOINTS, &[run_id], &[])?;
+        Ok(page.checkpoints)
+    }
+
+    /// One page of the checkpoints of all the caller's runs, newest first.
+    pub fn list_user_checkpoints(&self, options: &ListOptions) -> Result<CheckpointPage> {
+        let query = [
+            ("limit", options.limit.unwrap_or(100).into()),
+            ("offset", options.offset.into()),
+        ];
+        self.get(&route::LIST_USER_CHECKPOINTS, &[], &query)
+    }
+
+    /// Every checkpoint of the caller's runs, newest first.
+    pub fn user_checkpoints(&self, options: ListOptions) -> Pages<Checkpoint> {
+        let rest = self.clone();
+        Pages::by_offset(options.offset, move |offset| {
+            let page = rest.list_user_checkpoints(&options.clone().with_offset(offset))?;
+            Ok((page.checkpoints, page.cursor))
+        })
+    }
+
+    /// Deletes a checkpoint. It cannot be brought back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path cannot be parsed, [`Error::Status`] with 404 if there is no
+    /// such checkpoint.
+    #[doc(alias = "delete_checkpoint_from_tinker_path")]
+    pub fn delete_checkpoint(&self, path: &str) -> Result<()> {
+        let method = Some("delete_checkpoint_from_tinker_path");
+        self.change(&route::DELETE_CHECKPOINT.with_sdk_method(method), path)
+    }
+
+    /// Lets everyone use a checkpoint. Only the run's owner may.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 409 if it is public already.
+    #[doc(alias = "publish_checkpoint_from_tinker_path")]
+    pub fn publish_checkpoint(&self, path: &str) -> Result<()> {
+        self.change(&route::PUBLISH_CHECKPOINT, path)
+    }
+
+    /// Makes a public checkpoint private again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 409 if it is private already.
+    #[doc(alias = "unpublish_checkpoint_from_tinker_path")]
+    pub fn unpublish_checkpoint(&self, path: &str) -> Result<()> {
+        self.change(&route::UNPUBLISH_CHECKPOINT, path)
+    }
+
+    /// Sets how long from now a checkpoint is kept; `None` keeps it for ever.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] unless it is from one hour to ten years.
+    #[doc(alias = "set_checkpoint_ttl_from_tinker_path")]
+    pub fn set_checkpoint_ttl(&self, path: &str, ttl: Option<Duration>) -> Result<()> {
+        let ttl_seconds = ttl_seconds(ttl)?;
+        let body = to_json(&SetTtlRequest { ttl_seconds })?;
+        let route = &route::SET_CHECKPOINT_TTL;
+        let request = checkpoint_request(route, path)?.with_body(Body::Json(&body));
+        self.send(request, route.into())
+    }
+
+    /// What saved weights are: their base model and the shape of the adapter.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
+    #[doc(alias = "get_weights_info_by_tinker_path")]
+    pub fn weights_info(&self, path: &str) -> Result<WeightsInfo> {
+        let body = to_json(&WeightsInfoRequest {
+            tinker_path: checked_path(path)?.into(),
+        })?;
+        self.service.link()?.json(&route::WEIGHTS_INFO, &body)
+    }
+
+    /// Copies a checkpoint into a project and returns the copy's path. The bytes are shared; the
+    /// copy belongs to a new run that cannot be trained.
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let rest = tinker::ServiceClient::from_env()?.rest();
+    /// use tinker::client::CopyOptions;
+    ///
+    /// let copy = rest.copy_weights("tinker://run/weights/final", CopyOptions::to_project("archive"))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if neither the options nor the client's configuration name a project.
+    pub fn copy_weights(&self, path: &str, options: CopyOptions) -> Result<String> {
+        let project = options.project_id.as_deref();
+        let project = project.or(self.service.config().project_id.as_deref());
+        let project = project
+            .ok_or_else(|| Error::invalid("project_id", "or TINKER_PROJECT_ID is required"))?;
+        let body = to_json(&CopyWeightsRequest {
+            source_path: checked_path(path)?.into(),
+            destination_project_id: Some(project.into()),
+            session_id: None,
+            model_seq_id: None,
+            ttl_seconds: ttl_seconds(options.ttl)?,
+        })?;
+        // One key for every attempt, so that no retry makes a second copy.
+        let key = uuid::Uuid::new_v4().to_string();
+        let route = &route::COPY_WEIGHTS;
+        let mut request = Request::to(route, route.fixed_path())
+            .with_body(Body::Json(&body))
+            .with_idempotency_key(&key);
+        if let Some(token) = &options.weights_access_token {
+            request = request.with_header("x-tinker-weights-access-token", token.expose());
+        }
+        let reply: CopyWeightsReply = self.service.link()?.call(request, route.into())?;
+        Ok(reply.tinker_path)
+    }
+
+    /// What a sampler samples from.
+    #[doc(alias = "get_sampler")]
+    pub fn sampler(&self, sampler_id: &str) -> Result<SamplerInfo> {
+        self.get(&route::GET_SAMPLER, &[sampler_id], &[])
+    }
+}
+
+/// Sessions.
+impl RestClient {
+    /// One page of session ids, newest first.
+    pub fn list_sessions(&self, options: &ListOptions) -> Result<SessionPage> {
+        let query = [
+            ("limit", options.limit.unwrap_or(20).into()),
+            ("offset", options.offset.into()),
+            ("access_scope", options.access_scope.as_str().into()),
+        ];
+        self.get(&route::LIST_SESSIONS, &[], &query)
+    }
+
+    /// Every session id, newest first.
+    pub fn sessions(&self, options: ListOptions) -> Pages<SessionId> {
+        let rest = self.clone();
+        Pages::by_offset(options.offset, move |offset| {
+            let page = rest.list_sessions(&options.clone().with_offset(offset))?;
+            Ok((page.sessions, None))
+        })
+    }
+
+    /// The runs and samplers of a session.
+    #[doc(alias = "get_session")]
+    pub fn session(&self, session_id: &str, scope: AccessScope) -> Result<SessionDetails> {
+        let query = [("access_scope", scope.as_str().into())];
+        self.get(&route::GET_SESSION, &[session_id], &query)
+    }
+
+    /// One page of the sessions that match, newest first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a search that the service would refuse.
+    pub fn search_sessions(&self, search: &SessionSearch) -> Result<SessionSearchPage> {
+        search.validate()?;
+        let body = to_json(search)?;
+        self.service.link()?.json(&route::SEARCH_SESSIONS, &body)
+    }
+
+    /// Every session that matches, newest first.
+    pub fn matching_sessions(&self, mut search: SessionSearch) -> Pages<SessionSummary> {
+        let rest = self.clone();
+        Pages::new(move || {
+            let page = rest.search_sessions(&search)?;
+            search.cursor = page.next_cursor;
+            Ok(Page {
+                items: page.sessions,
+                more: search.cursor.is_some(),
+            })
+        })
+    }
+
+    /// Moves a session into a project.
+    pub fn assign_session_project(&self, session_id: &str, project_id: &str) -> Result<()> {
+        let body = to_json(&AssignProjectRequest {
+            project_id: project_id.into(),
+        })?;
+        let route = &route::ASSIGN_SESSION_PROJECT;
+        let request = Request::to(route, route.path(&[session_id])?).with_body(Body::Json(&body));
+        self.send(request, route.into())
+    }
+
+    /// Has the service write a session's timeline as a Perfetto trace, waits until it is there,
+    /// and returns a signed URL that works for about an hour.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Failed`] if the service cannot make it.
+    pub fn export_session_trace(&self, session_id: &str) -> Result<String> {
+        let link = self.service.link()?;
+        loop {
+            let export: TraceExport = self.get(&route::EXPORT_SESSION_TRACE, &[session_id], &[])?;
+            match (export.status, export.url) {
+                (TraceExportStatus::Ready, Some(url)) => return Ok(url),
+                (TraceExportStatus::Pending, _) => {}
+                (status, _) => {
+                    let reason = export.error.unwrap_or_else(|| status.to_string());
+                    let message = format!("the trace of session {session_id}: {reason}");
+                    return Err(Error::Failed(Context::new(message)));
+                }
+            }
+            log::debug!("the trace of session {session_id} is not ready yet");
+            if link.clock().pause(link.stop(), TRACE_POLL) {
+                return Err(Error::Closed(Context::new("while waiting for a trace")));
+            }
+        }
+    }
+}
+
+impl RestClient {
+    /// Asks for a record or a list.
+    fn get<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        segments: &[&str],
+        query: &[(&str, Value)],
+    ) -> Result<T> {
+        let request = Request::to(route, route.path(segments)?).with_query(query::encode(query));
+        self.service.link()?.call(request, route.into())
+    }
+
+    /// Changes a checkpoint. A 409 says that it is so already, which waiting does not change.
+    fn change(&self, route: &Route, path: &str) -> Result<()> {
+        let effort = Effort::from(route).with_final_conflict();
+        self.send(checkpoint_request(route, path)?, effort)
+    }
+
+    fn send(&self, request: Request<'_>, effort: Effort) -> Result<()> {
+        self.service.link()?.call_raw(request, effort).map(drop)
+    }
+}
+
+/// A request about one checkpoint.
+fn checkpoint_request(route: &Route, path: &str) -> Result<Request<'static>> {
+    let path: TinkerPath = path.parse()?;
+    let segments = [path.run_id().as_str(), &path.checkpoint_id()];
+    Ok(Request::to(route, route.path(&segments)?))
+}
+
+/// Where a copy goes and how long it is kept.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct CopyOptions {
+    /// The project that will own the copy. Default: the client's own project.
+    pub project_id: Option<String>,
+    /// How long the copy is kept: from an hour to ten years. Default: for ever.
+    pub ttl: Option<Duration>,
+    /// A token that grants access to someone else's checkpoint. Default: none.
+    pub weights_access_token: Option<Secret>,
+}
+
+impl CopyOptions {
+    /// A copy in this project.
+    pub fn to_project(id: impl Into<String>) -> Self {
+        Self {
+            project_id: Some(id.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Sets how long the copy is kept.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Sets the token that grants access to the checkpoint.
+    #[must_use]
+    pub fn with_weights_access_token(mut self, token: impl Into<Secret>) -> Self {
+        self.weights_access_token = Some(token.into());
+        self
+    }
+}
