@@ -224,3 +224,17 @@ fn damaged_files_are_reported_without_their_content() {
         assert_eq!(std::fs::read_to_string(store.path()).unwrap(), text);
     }
 }
+
+#[test]
+fn an_unreadable_file_is_named_and_is_not_an_empty_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CredentialStore::new(folder.path());
+    let error = store.load().unwrap_err().to_string();
+    assert!(error.contains("cannot be read"), "{error}");
+    let below_a_file = folder.path().join("file/credentials.json");
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let error = CredentialStore::new(below_a_file)
+        .update(|_| ())
+        .unwrap_err();
+    assert!(error.to_string().contains("cannot be written"), "{error}");
+}

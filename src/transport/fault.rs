@@ -107,8 +107,7 @@ impl Fault {
         }
     }
 
-    /// Reads ureq's error; `sent` tells a failed connect from a failed exchange, and a broken body
-    /// from a missing answer.
+    /// Reads ureq's error; `phase` tells a broken body from a missing answer.
     pub(super) fn from_ureq(error: ureq::Error, phase: Phase) -> Self {
         use ureq::Error as E;
         let kind = match &error {

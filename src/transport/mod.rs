@@ -188,10 +188,10 @@ impl Transport {
                 (left < REJECTION_BUDGET).then_some(left + 1)
             });
         }
-        if head.status >= 400 {
-            if let Ok(text) = std::str::from_utf8(&body) {
-                body = self.redact(text).into_bytes();
-            }
+        if head.status >= 400
+            && let Ok(text) = std::str::from_utf8(&body)
+        {
+            body = self.redact(text).into_bytes();
         }
         Ok(Response { head, body })
     }

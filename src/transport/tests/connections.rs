@@ -79,6 +79,33 @@ fn a_wide_pool_keeps_its_connections() {
 }
 
 #[test]
+fn thousands_of_calls_wait_side_by_side_and_stop_together() {
+    const CALLS: usize = 2_000;
+    let server = Server::start();
+    let gate = Gate::new();
+    server.always("POST", "x", hello().after(&gate));
+    let transport = transport(&server);
+    thread::scope(|scope| {
+        let calls: Vec<_> = (0..CALLS)
+            .map(|_| {
+                let thread = thread::Builder::new().stack_size(128 << 10);
+                let call = || {
+                    let mut request = post("x").with_read_timeout(Timeout::None);
+                    request.pool = Pool::Retrieve;
+                    transport.exchange(&request).unwrap_err().kind
+                };
+                thread.spawn_scoped(scope, call).unwrap()
+            })
+            .collect();
+        gate.wait_for(CALLS);
+        transport.stop_pool(Pool::Retrieve);
+        for call in calls {
+            assert_eq!(call.join().unwrap(), FaultKind::Stopped);
+        }
+    });
+}
+
+#[test]
 fn a_connection_the_server_closed_is_replaced() {
     let server = Server::start();
     server.reply("POST", "x", hello().then_close());

@@ -21,6 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -35,7 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
+    /// The acceptor, then the thread it feeds; they end in this order.
+    hosts: Vec<JoinHandle<()>>,
 }
 
 /// A request as it arrived.
@@ -365,14 +367,19 @@ impl Server {
             drop_next: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
         });
+        let (sender, accepted) = mpsc::channel();
         let acceptor = spawn("scripted-accept", {
             let shared = Arc::clone(&shared);
-            move || accept(&listener, &shared)
+            move || accept(&listener, &shared, &sender)
+        });
+        let host = spawn("scripted-host", {
+            let shared = Arc::clone(&shared);
+            move || host(&accepted, &shared)
         });
         Self {
             address,
             shared,
-            acceptor: Some(acceptor),
+            hosts: vec![acceptor, host],
         }
     }
 
@@ -487,8 +494,8 @@ impl Drop for Server {
         self.shared.stopping.store(true, Ordering::SeqCst);
         // Wakes the acceptor, which then sees the flag.
         let _ = TcpStream::connect(self.address);
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
+        for thread in self.hosts.drain(..) {
+            let _ = thread.join();
         }
         self.close_connections();
         for gate in lock(&self.shared.gates).drain(..) {
@@ -510,7 +517,9 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
         .expect("a thread for the scripted server")
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+/// Only accepts: the queue of waiting connections is short, and a burst of thousands that is not
+/// taken in at once would be refused by the system.
+fn accept(listener: &TcpListener, shared: &Shared, accepted: &Sender<(usize, TcpStream)>) {
     for stream in listener.incoming() {
         if shared.stopping.load(Ordering::SeqCst) {
             return;
@@ -518,13 +527,18 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let Ok(stream) = stream else { continue };
         let number = shared.accepted.fetch_add(1, Ordering::SeqCst);
         let less_one = |count: usize| count.checked_sub(1);
-        if shared
+        let dropped = shared
             .drop_next
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less_one)
-            .is_ok()
-        {
-            continue;
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less_one);
+        if dropped.is_err() {
+            let _ = accepted.send((number, stream));
         }
+    }
+}
+
+/// Gives each connection a thread.
+fn host(accepted: &Receiver<(usize, TcpStream)>, shared: &Arc<Shared>) {
+    for (number, stream) in accepted {
         let _ = stream.set_nodelay(true);
         let stream = Arc::new(stream);
         {
@@ -687,10 +701,10 @@ fn send(mut stream: &TcpStream, reply: &Reply) -> io::Result<()> {
     for place in places {
         stream.write_all(&bytes[from..place])?;
         from = place;
-        if let Some((at, gate)) = &reply.stall {
-            if *at == place {
-                gate.pass();
-            }
+        if let Some((at, gate)) = &reply.stall
+            && *at == place
+        {
+            gate.pass();
         }
     }
     stream.flush()
