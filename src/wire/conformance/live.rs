@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::plain::{self, assert_same, same_answer};
-use super::random;
+use super::{random, values};
 use crate::wire::dialect::{decode_forward_backward, decode_sample, encode_forward_backward_json};
 use crate::wire::forward_backward::{decode_forward_backward_request, encode_forward_backward};
 use crate::wire::output::encode_forward_backward_output;
@@ -82,7 +82,7 @@ fn python_accepts_every_json_request() {
         }
     }
     for round in 0..ROUNDS {
-        let request = random::request(&mut Rng::with_seed(round), true);
+        let request = values::request(&mut Rng::with_seed(round), true);
         let body = encode_forward_backward_json(&request.as_request()).unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap();
         let input = body
@@ -108,7 +108,7 @@ fn python_reads_our_training_requests_and_we_read_its() {
     let mut requests = Vec::new();
     let mut tasks = Vec::new();
     for round in 0..ROUNDS {
-        let request = random::request(&mut Rng::with_seed(round), false);
+        let request = values::request(&mut Rng::with_seed(round), false);
         let mut bytes = Vec::new();
         encode_forward_backward(&request.as_request(), &mut bytes).unwrap();
         tasks.push(json!({"task": "read_request", "hex": hex(&bytes)}));
@@ -136,12 +136,12 @@ fn python_reads_our_results_and_we_read_its() {
     let (mut tasks, mut expected) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut rng = Rng::with_seed(round);
-        let output = random::output(&mut rng, false);
+        let output = values::output(&mut rng, false);
         let mut bytes = Vec::new();
         encode_forward_backward_output(&output, &mut bytes).unwrap();
         tasks.push(json!({"task": "read_output", "hex": hex(&bytes)}));
         expected.push(plain::output(&output));
-        let response = random::sample(&mut rng, false);
+        let response = values::sample(&mut rng, false);
         encode_sample(&response, &mut bytes);
         tasks.push(json!({"task": "read_sample", "hex": hex(&bytes)}));
         expected.push(plain::sample(&response));

@@ -6,3 +6,5 @@ mod plain;
 mod properties;
 mod random;
 mod schema;
+mod traffic;
+mod values;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{plain, random};
+use super::{plain, random, values};
 use crate::error::{Error, Result};
 use crate::types::{ClientConfig, SessionSearch};
 use crate::wire::compress::{compress, decompress};
@@ -142,12 +142,12 @@ proptest! {
 /// Valid bodies of every kind.
 fn bodies(rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut proto_output = Vec::new();
-    encode_forward_backward_output(&random::output(rng, false), &mut proto_output).unwrap();
+    encode_forward_backward_output(&values::output(rng, false), &mut proto_output).unwrap();
     let mut proto_sample = Vec::new();
-    encode_sample(&random::sample(rng, false), &mut proto_sample);
+    encode_sample(&values::sample(rng, false), &mut proto_sample);
     let mut proto_request = Vec::new();
     encode_forward_backward(
-        &random::request(rng, false).as_request(),
+        &values::request(rng, false).as_request(),
         &mut proto_request,
     )
     .unwrap();
@@ -155,9 +155,9 @@ fn bodies(rng: &mut Rng) -> Vec<Vec<u8>> {
         proto_output,
         proto_sample,
         proto_request,
-        to_json(&random::output(rng, true)).unwrap(),
-        encode_sample_json(&random::sample(rng, true)).unwrap(),
-        encode_forward_backward_json(&random::request(rng, true).as_request()).unwrap(),
+        to_json(&values::output(rng, true)).unwrap(),
+        encode_sample_json(&values::sample(rng, true)).unwrap(),
+        encode_forward_backward_json(&values::request(rng, true).as_request()).unwrap(),
     ];
     bodies.extend(random::REQUESTS.iter().map(|generate| generate(rng).1));
     bodies
@@ -301,30 +301,30 @@ fn values_survive_both_dialects() {
     let mut bytes = vec![1, 2, 3];
     for seed in 0..300 {
         let mut rng = Rng::with_seed(seed);
-        let request = random::request(&mut rng, false);
+        let request = values::request(&mut rng, false);
         encode_forward_backward(&request.as_request(), &mut bytes).unwrap();
         let again = decode_request(PROTOBUF, bytes.clone()).unwrap();
         assert_eq!(plain::request(&again), plain::request(&request));
 
-        let request = random::request(&mut rng, true);
+        let request = values::request(&mut rng, true);
         let body = encode_forward_backward_json(&request.as_request()).unwrap();
         assert_eq!(decode_request(JSON, body).unwrap(), request);
 
-        let output = random::output(&mut rng, false);
+        let output = values::output(&mut rng, false);
         encode_forward_backward_output(&output, &mut bytes).unwrap();
         let again = decode_forward_backward(PROTOBUF, bytes.clone()).unwrap();
         assert_eq!(plain::output(&again), plain::output(&output));
 
-        let output = random::output(&mut rng, true);
+        let output = values::output(&mut rng, true);
         let body = to_json(&output).unwrap();
         assert_eq!(decode_forward_backward(JSON, body).unwrap(), output);
 
-        let response = random::sample(&mut rng, false);
+        let response = values::sample(&mut rng, false);
         encode_sample(&response, &mut bytes);
         let again = decode_sample(PROTOBUF, bytes.clone(), None).unwrap();
         assert_eq!(plain::sample(&again), plain::sample(&response));
 
-        let response = random::sample(&mut rng, true);
+        let response = values::sample(&mut rng, true);
         let body = encode_sample_json(&response).unwrap();
         assert_eq!(decode_sample(JSON, body, None).unwrap(), response);
     }
