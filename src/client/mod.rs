@@ -9,6 +9,8 @@
 
 mod batch;
 mod call;
+#[cfg(all(test, feature = "local"))]
+mod parity;
 mod rest;
 mod resume;
 mod sampling;

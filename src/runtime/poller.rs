@@ -160,6 +160,8 @@ impl Poller {
     pub(crate) fn fetched(&self, request_id: &str) {
         let mut state = lock(&self.0.state);
         state.waiting.remove(request_id);
+        // The service may have announced it more than once.
+        state.early.remove(request_id);
         state.fetched.insert(request_id.to_owned());
         drop(state);
         self.0.changed.notify_all();

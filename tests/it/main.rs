@@ -13,8 +13,12 @@ mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
+<<<<<<< HEAD
 mod python;
 mod rest;
+=======
+mod resources;
+>>>>>>> f8eaf70 (tests: count threads and memory, compare submissions with Python; bench the clients)
 mod retries;
 mod sampling;
 mod server;

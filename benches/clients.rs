@@ -1,0 +1,540 @@
+//! The clients against bare HTTP exchanges of the same bytes, in the same run.
+//!
+//! ```text
+//! cargo bench --bench clients
+//! ```
+//!
+//! A stub service runs in a process of its own, so its work does not count. Every measurement
+//! runs in a fresh process too, which makes its peak memory its own. What decides is the ratio
+//! of two lines, not the seconds.
+
+#![allow(clippy::print_stdout, reason = "the figures are this program's output")]
+#![allow(clippy::unwrap_used, reason = "a measurement that fails should stop")]
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tinker::config::Config;
+use tinker::types::{LossOutput, SampledSequence, StopReason};
+use tinker::{
+    __bench as wire, AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput,
+    SampleRequest, SampleResponse, SamplingParams, ServiceClient, TensorData,
+};
+
+const SAMPLES: usize = 10_000;
+const STEPS: usize = 200;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["serve", millis, flags] => serve(millis.parse().unwrap(), flags),
+        ["run", name, url] => run(name, url),
+        words if words.contains(&"--bench") => measure(),
+        // Cargo passes `--bench` to measure; without it there is only to show that this builds.
+        _ => println!("run with `cargo bench --bench clients`"),
+    }
+}
+
+fn measure() {
+    println!(
+        "{:<34} {:>8} {:>8} {:>9} {:>8}",
+        "", "wall s", "cpu s", "peak MB", "threads"
+    );
+    let sampling = [
+        ("sample: bare ureq, 400 threads", "bare_sample", "{}"),
+        ("sample: SDK", "sample", "{}"),
+        (
+            "sample: SDK with poller",
+            "sample",
+            r#"{"sample_use_retrieve_futures":true}"#,
+        ),
+    ];
+    for (title, name, flags) in sampling {
+        print_row(title, &run_apart(name, 50, flags));
+    }
+    for (title, name) in [
+        ("200 steps: bare ureq", "bare_train"),
+        ("200 steps: SDK", "train"),
+    ] {
+        print_row(title, &run_apart(name, 5, "{}"));
+    }
+    for (title, name) in [
+        ("67 MB forward_backward: bare", "bare_big"),
+        ("67 MB: SDK", "big"),
+    ] {
+        print_row(title, &run_apart(name, 0, "{}"));
+    }
+    let flags = r#"{"sample_max_concurrent_requests":2000}"#;
+    print_row(
+        "2,000 samples of 10 s: SDK",
+        &run_apart("slow", 10_000, flags),
+    );
+}
+
+fn print_row(title: &str, row: &Value) {
+    let number = |name: &str| row[name].as_f64().unwrap();
+    println!(
+        "{title:<34} {:>8.2} {:>8.2} {:>9.0} {:>8}",
+        number("wall"),
+        number("cpu"),
+        number("peak"),
+        number("threads")
+    );
+}
+
+/// Starts the stub and one measurement, each in its own process.
+fn run_apart(name: &str, millis: u64, flags: &str) -> Value {
+    let this = std::env::current_exe().unwrap();
+    let mut stub = Command::new(&this)
+        .args(["serve", &millis.to_string(), flags])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut url = String::new();
+    BufReader::new(stub.stdout.take().unwrap())
+        .read_line(&mut url)
+        .unwrap();
+    let output = Command::new(&this)
+        .args(["run", name, url.trim()])
+        .output()
+        .unwrap();
+    stub.kill().unwrap();
+    stub.wait().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.trim())
+        .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn run(name: &str, url: &str) {
+    let threads = Arc::new(AtomicUsize::new(0));
+    let seen = threads.clone();
+    thread::spawn(move || {
+        loop {
+            seen.fetch_max(status("Threads:"), Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let prepared = prepare(name, url);
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    prepared();
+    println!(
+        "{}",
+        json!({
+            "wall": start.elapsed().as_secs_f64(),
+            "cpu": cpu_seconds() - cpu,
+            "peak": status("VmHWM:") as f64 / 1024.0,
+            "threads": threads.load(Ordering::Relaxed),
+        })
+    );
+    std::process::exit(0);
+}
+
+/// Everything before the clock starts.
+fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
+    let url = url.to_owned();
+    let service = || {
+        let config = Config::default()
+            .with_base_url(&url)
+            .with_api_key("tml-bench");
+        ServiceClient::new(config).unwrap()
+    };
+    let training = || {
+        service()
+            .create_lora_training_client("m", LoraConfig::rank(4))
+            .unwrap()
+    };
+    match name {
+        "bare_sample" => Box::new(move || bare_samples(&url)),
+        "sample" => {
+            let sampler = service().create_sampling_client("m").unwrap();
+            let params = SamplingParams::max_tokens(64);
+            sampler.sample(&prompt(), &params).unwrap();
+            Box::new(move || {
+                let requests = (0..SAMPLES).map(|_| SampleRequest::new(prompt(), &params));
+                for (_, result) in sampler.sample_batch(requests).with_window(SAMPLES) {
+                    assert_eq!(result.unwrap().sequences[0].tokens.len(), 64);
+                }
+            })
+        }
+        "slow" => {
+            let sampler = service().create_sampling_client("m").unwrap();
+            let params = SamplingParams::max_tokens(64);
+            Box::new(move || {
+                let requests = (0..2_000).map(|_| SampleRequest::new(prompt(), &params));
+                let results = sampler.sample_batch(requests).with_window(2_000);
+                assert_eq!(results.filter(|(_, result)| result.is_ok()).count(), 2_000);
+            })
+        }
+        "bare_train" => {
+            let data = batch(32, 512);
+            let mut body = Vec::new();
+            wire::encode_request(&data, &mut body).unwrap();
+            Box::new(move || bare_steps(&url, &body))
+        }
+        "train" => {
+            let (training, data) = (training(), batch(32, 512));
+            training
+                .forward_backward(&data, LossFn::CrossEntropy)
+                .unwrap()
+                .join()
+                .unwrap();
+            Box::new(move || {
+                let adam = AdamParams::default();
+                for _ in 0..STEPS {
+                    training
+                        .train_step(&data, LossFn::CrossEntropy, adam)
+                        .unwrap()
+                        .join()
+                        .unwrap();
+                }
+            })
+        }
+        "bare_big" => {
+            let data = batch(1024, 4096);
+            Box::new(move || bare_big(&url, &data))
+        }
+        "big" => {
+            let (training, data) = (training(), batch(1024, 4096));
+            training
+                .forward_backward(&data[..1], LossFn::CrossEntropy)
+                .unwrap()
+                .join()
+                .unwrap();
+            Box::new(move || {
+                let step = training
+                    .forward_backward(&data, LossFn::CrossEntropy)
+                    .unwrap();
+                step.join().unwrap();
+            })
+        }
+        other => panic!("no measurement {other}"),
+    }
+}
+
+fn prompt() -> ModelInput {
+    ModelInput::from_ints((0..256).map(|token| 1000 + token).collect::<Vec<i32>>())
+}
+
+fn batch(datums: usize, tokens: usize) -> Vec<Datum> {
+    let datum = |_| {
+        Datum::new(ModelInput::from_ints(vec![7; tokens]))
+            .with_target_tokens(vec![8_i64; tokens])
+            .with_weights(vec![1.0_f32; tokens])
+    };
+    (0..datums).map(datum).collect()
+}
+
+/// An agent like those of the SDK, with nothing around it.
+fn agent(idle: usize) -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .max_idle_connections(idle)
+        .max_idle_connections_per_host(idle)
+        .build()
+        .into()
+}
+
+fn post(agent: &ureq::Agent, url: &str, path: &str, kind: &str, body: &[u8]) -> Vec<u8> {
+    let mut answer = agent
+        .post(format!("{url}/api/v1/{path}"))
+        .header("content-type", kind)
+        .header("x-api-key", "tml-bench")
+        .send(body)
+        .unwrap();
+    answer
+        .body_mut()
+        .with_config()
+        .limit(u64::MAX)
+        .read_to_vec()
+        .unwrap()
+}
+
+fn submit(agent: &ureq::Agent, url: &str, path: &str, kind: &str, body: &[u8]) -> String {
+    let answer: Value = serde_json::from_slice(&post(agent, url, path, kind, body)).unwrap();
+    answer["request_id"].as_str().unwrap().to_owned()
+}
+
+fn retrieve(agent: &ureq::Agent, url: &str, id: &str) -> Vec<u8> {
+    let body = json!({"request_id": id, "allow_metadata_only": true}).to_string();
+    post(
+        agent,
+        url,
+        "retrieve_future",
+        "application/json",
+        body.as_bytes(),
+    )
+}
+
+fn bare_samples(url: &str) {
+    let agent = agent(400);
+    let left = AtomicUsize::new(SAMPLES);
+    let tokens: Vec<i32> = (0..256).map(|token| 1000 + token).collect();
+    let body = json!({
+        "num_samples": 1, "prompt": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]},
+        "sampling_params": {"max_tokens": 64, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
+        "sampling_session_id": "S1:sample:0", "seq_id": 0, "prompt_logprobs": false,
+        "topk_prompt_logprobs": 0, "topk_sample_logprobs": 0, "prompt_alt_tokens_k": 0,
+        "type": "sample",
+    })
+    .to_string();
+    thread::scope(|scope| {
+        for _ in 0..400 {
+            thread::Builder::new()
+                .stack_size(256 * 1024)
+                .spawn_scoped(scope, || {
+                    while left
+                        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1))
+                        .is_ok()
+                    {
+                        let id =
+                            submit(&agent, url, "asample", "application/json", body.as_bytes());
+                        assert!(!retrieve(&agent, url, &id).is_empty());
+                    }
+                })
+                .unwrap();
+        }
+    });
+}
+
+/// Two submissions one after the other, then both results.
+fn bare_steps(url: &str, body: &[u8]) {
+    let agent = agent(4);
+    let optim = json!({
+        "model_id": "S1:train:0", "seq_id": 1, "type": "optim_step", "adam_params": {
+            "learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12,
+            "weight_decay": 0.0, "grad_clip_norm": 0.0,
+        },
+    })
+    .to_string();
+    for _ in 0..STEPS {
+        let kind = "application/x-protobuf";
+        let first = submit(&agent, url, "forward_backward", kind, body);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| retrieve(&agent, url, &first));
+            let second = submit(
+                &agent,
+                url,
+                "optim_step",
+                "application/json",
+                optim.as_bytes(),
+            );
+            retrieve(&agent, url, &second);
+            waiting.join().unwrap();
+        });
+    }
+}
+
+/// The chunks of the large call, encoded beforehand, eight at a time.
+fn bare_big(url: &str, data: &[Datum]) {
+    let agent = agent(16);
+    let config = tinker::types::ClientConfig::default();
+    let chunks = tinker::types::chunk_ranges(
+        data,
+        config.fwdbwd_max_chunk_len,
+        config.fwdbwd_max_chunk_bytes_count,
+    );
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut body = Vec::new();
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(chunk) = chunks.get(index) else {
+                        return;
+                    };
+                    wire::encode_request(&data[chunk.range.clone()], &mut body).unwrap();
+                    let kind = "application/x-protobuf";
+                    let id = submit(&agent, url, "forward_backward", kind, &body);
+                    assert!(!retrieve(&agent, url, &id).is_empty());
+                }
+            });
+        }
+    });
+}
+
+fn status(name: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// User and system time of all threads.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = text
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+    ticks / 100.0
+}
+
+/// The stub: accepts everything at once, and finishes each request `millis` later.
+fn serve(millis: u64, flags: &str) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    println!("http://{}", listener.local_addr().unwrap());
+    let stub = Arc::new(Stub {
+        latency: Duration::from_millis(millis),
+        flags: flags.to_owned(),
+        next: AtomicUsize::new(0),
+        accepted: Mutex::default(),
+        sample: sample_result(),
+        output: training_result(),
+    });
+    for stream in listener.incoming() {
+        let stub = stub.clone();
+        thread::Builder::new()
+            .stack_size(128 * 1024)
+            .spawn(move || stub.connection(stream.unwrap()))
+            .unwrap();
+    }
+}
+
+fn sample_result() -> Vec<u8> {
+    let mut sequence = SampledSequence::new(StopReason::Length, vec![5; 64]);
+    sequence.logprobs = Some(vec![-0.5; 64]);
+    wire::encode_sample(&SampleResponse::new(vec![sequence]))
+}
+
+fn training_result() -> Vec<u8> {
+    let output = LossOutput::from([("logprobs".to_owned(), TensorData::from(vec![-1.0_f32; 512]))]);
+    let metrics = [("loss:sum".to_owned(), 1.0)].into();
+    let result = ForwardBackwardOutput::new("TorchLossReturn", vec![output; 32], metrics);
+    wire::encode_output(&result).unwrap()
+}
+
+struct Stub {
+    latency: Duration,
+    flags: String,
+    next: AtomicUsize,
+    /// When each request was accepted and how many data it had; taken by its first poll.
+    accepted: Mutex<HashMap<String, (Instant, Vec<u8>)>>,
+    sample: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Stub {
+    fn connection(&self, mut stream: TcpStream) {
+        stream.set_nodelay(true).unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        while let Some((path, body)) = read_request(&mut reader) {
+            let (kind, answer) = self.answer(path.trim_start_matches("/api/v1/"), &body);
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+                answer.len()
+            );
+            let whole = [head.as_bytes(), &answer].concat();
+            if stream.write_all(&whole).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, path: &str, body: &[u8]) -> (&'static str, Vec<u8>) {
+        const JSON: &str = "application/json";
+        const PROTO: &str = "application/x-protobuf";
+        match path {
+            "client/config" => (JSON, self.flags.clone().into_bytes()),
+            "create_session" => (
+                JSON,
+                br#"{"session_id":"S1","type":"create_session"}"#.to_vec(),
+            ),
+            "create_sampling_session" => (
+                JSON,
+                br#"{"sampling_session_id":"S1:sample:0","type":"create_sampling_session"}"#
+                    .to_vec(),
+            ),
+            "telemetry" => (JSON, br#"{"status":"accepted"}"#.to_vec()),
+            "create_model" => (
+                JSON,
+                self.accept(br#"{"model_id":"S1:train:0","type":"create_model"}"#.to_vec()),
+            ),
+            "optim_step" => (JSON, self.accept(br#"{"metrics":{}}"#.to_vec())),
+            "asample" => (JSON, self.accept(self.sample.clone())),
+            "forward_backward" => (JSON, self.accept(self.output.clone())),
+            "retrieve_futures" => (JSON, self.completions()),
+            "retrieve_future" => {
+                let request: Value = serde_json::from_slice(body).unwrap();
+                let id = request["request_id"].as_str().unwrap();
+                let (accepted, result) = self.accepted.lock().unwrap().remove(id).unwrap();
+                thread::sleep((accepted + self.latency).saturating_duration_since(Instant::now()));
+                let kind = if result.starts_with(b"{") {
+                    JSON
+                } else {
+                    PROTO
+                };
+                (kind, result)
+            }
+            _ => (JSON, b"{}".to_vec()),
+        }
+    }
+
+    fn accept(&self, result: Vec<u8>) -> Vec<u8> {
+        let id = format!("r{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let answer = json!({"request_id": id, "sample_sequence_ids": [format!("{id}-0")]});
+        self.accepted
+            .lock()
+            .unwrap()
+            .insert(id, (Instant::now(), result));
+        answer.to_string().into_bytes()
+    }
+
+    /// Those that are due, told once; waits a little if there are none.
+    fn completions(&self) -> Vec<u8> {
+        for _ in 0..500 {
+            let due: Vec<Value> = self
+                .accepted
+                .lock()
+                .unwrap()
+                .iter()
+                .filter(|(_, (accepted, _))| accepted.elapsed() >= self.latency)
+                .map(|(id, (_, result))| {
+                    json!({"state": "finished", "request_id": id,
+                           "response_payload_uncompressed_size": result.len()})
+                })
+                .collect();
+            if !due.is_empty() {
+                return json!({"completions": due, "cursor": 1})
+                    .to_string()
+                    .into_bytes();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        br#"{"completions":[],"cursor":1}"#.to_vec()
+    }
+}
+
+fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
+    let mut line = String::new();
+    reader
+        .read_line(&mut line)
+        .ok()
+        .filter(|count| *count > 0)?;
+    let path = line.split_whitespace().nth(1)?.to_owned();
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        let header = header.trim().to_ascii_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        if let Some(value) = header.strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((path, body))
+}
