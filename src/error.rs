@@ -283,7 +283,7 @@ impl Error {
             Self::Config(_) | Self::Credentials(_) | Self::Closed(_) => Remedy::FixSetup,
             Self::Broken(_) => Remedy::RestoreFromCheckpoint,
             Self::Status(context) => match context.status {
-                Some(401 | 402 | 403) => Remedy::FixSetup,
+                Some(401..=403) => Remedy::FixSetup,
                 Some(status) if is_retryable_status(status) => Remedy::Resubmit,
                 _ => Remedy::FixInput,
             },

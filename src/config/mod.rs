@@ -99,6 +99,7 @@ pub struct Config {
     pub(crate) telemetry: bool,
     pub(crate) log_level: Option<log::LevelFilter>,
     /// What must live as long as the client: an embedded server.
+    #[cfg(feature = "local")]
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
@@ -168,13 +169,14 @@ impl fmt::Debug for QueueObserver {
 }
 
 /// Something that lives as long as the clients of a configuration.
+#[cfg(feature = "local")]
 #[derive(Clone)]
 pub(crate) struct KeepAlive {
     _held: Arc<dyn std::any::Any + Send + Sync>,
 }
 
+#[cfg(feature = "local")]
 impl KeepAlive {
-    #[cfg(feature = "local")]
     pub(crate) fn new(held: impl std::any::Any + Send + Sync) -> Self {
         Self {
             _held: Arc::new(held),
@@ -182,6 +184,7 @@ impl KeepAlive {
     }
 }
 
+#[cfg(feature = "local")]
 impl fmt::Debug for KeepAlive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("KeepAlive")
@@ -243,6 +246,7 @@ impl Default for Config {
             dialect: Dialect::Auto,
             telemetry: true,
             log_level: None,
+            #[cfg(feature = "local")]
             keep_alive: None,
         }
     }

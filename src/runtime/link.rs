@@ -397,13 +397,11 @@ impl Link {
 
     /// Waits before another attempt; an error if the client stops or the deadline comes first.
     fn pause(&self, delay: Duration, deadline: Option<Instant>, cause: &Error) -> Result<()> {
-        if let Some(deadline) = deadline {
-            if self.clock.now() + delay >= deadline {
-                let message = "the deadline would pass before the next attempt";
-                let mut context = *Context::caused(message, cause.clone());
-                context.request = cause.context().and_then(|inner| inner.request.clone());
-                return Err(Error::Timeout(Box::new(context)));
-            }
+        if deadline.is_some_and(|deadline| self.clock.now() + delay >= deadline) {
+            let message = "the deadline would pass before the next attempt";
+            let mut context = *Context::caused(message, cause.clone());
+            context.request = cause.context().and_then(|inner| inner.request.clone());
+            return Err(Error::Timeout(Box::new(context)));
         }
         log::debug!("trying again in {delay:?}: {cause}");
         if self.clock.pause(&self.stop, delay) {

@@ -274,10 +274,10 @@ impl Worker {
             Sequel::Next { next, holes } => {
                 for number in holes {
                     log::debug!("filling number {number} of {}", self.shared.model_id);
-                    if let Err(refused) = fill(number) {
-                        if classify(&refused) != Sent::Accepted {
-                            return Err(self.shared.break_down(number, &refused.error));
-                        }
+                    if let Err(refused) = fill(number)
+                        && classify(&refused) != Sent::Accepted
+                    {
+                        return Err(self.shared.break_down(number, &refused.error));
                     }
                 }
                 self.next = next;

@@ -13,12 +13,9 @@ mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
-<<<<<<< HEAD
 mod python;
-mod rest;
-=======
 mod resources;
->>>>>>> f8eaf70 (tests: count threads and memory, compare submissions with Python; bench the clients)
+mod rest;
 mod retries;
 mod sampling;
 mod server;
