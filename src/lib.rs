@@ -24,7 +24,6 @@ pub mod loss;
 pub mod text;
 
 #[cfg(feature = "local")]
-#[allow(dead_code, reason = "until the server is whole")]
 pub mod local;
 
 pub use client::{RestClient, SamplingClient, ServiceClient, TrainingClient};

@@ -1,6 +1,7 @@
 //! Who may ask: a key, or a token exchanged for one.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,17 +13,41 @@ use serde_json::json;
 use super::http::{Refusal, Request};
 use super::routes::Route;
 
+/// A credential, which never shows.
+#[derive(Clone)]
+pub(super) struct Key(String);
+
+impl Key {
+    pub(super) fn new(key: String) -> Self {
+        Self(key)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
 /// The server's rule about credentials.
-#[derive(Debug)]
 pub(super) struct Auth {
-    key: Option<String>,
+    key: Option<Key>,
     /// With JWTs on: how long each lives.
     jwt_lifetime: Option<Duration>,
     issued: Mutex<HashMap<String, Instant>>,
 }
 
+impl fmt::Debug for Auth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Auth")
+            .field("key", &self.key)
+            .field("jwt_lifetime", &self.jwt_lifetime)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Auth {
-    pub(super) fn new(key: Option<String>, jwt_lifetime: Option<Duration>) -> Self {
+    pub(super) fn new(key: Option<Key>, jwt_lifetime: Option<Duration>) -> Self {
         Self {
             key,
             jwt_lifetime,
@@ -76,7 +101,7 @@ impl Auth {
     fn check_key(&self, given: Option<&str>) -> Result<(), Refusal> {
         match (&self.key, given) {
             (None, _) => Ok(()),
-            (Some(key), Some(given)) if same(key, given) => Ok(()),
+            (Some(Key(key)), Some(given)) if same(key, given) => Ok(()),
             (Some(_), Some(_)) => Err(Refusal::unauthorized("the API key is not valid")),
             (Some(_), None) => Err(Refusal::unauthorized("an API key is required")),
         }

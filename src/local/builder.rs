@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::LocalServer;
+use super::auth::Key;
 use super::fault::Fault;
 use super::flags::Flags;
 use super::http::{HttpThread, Limits};
@@ -34,7 +35,7 @@ use crate::error::{Context, Error, Result};
 pub struct Builder {
     pub(super) host: IpAddr,
     pub(super) port: u16,
-    pub(super) api_key: Option<String>,
+    pub(super) api_key: Option<Key>,
     pub(super) data: Option<PathBuf>,
     pub(super) model: Option<PathBuf>,
     pub(super) threads: usize,
@@ -93,7 +94,7 @@ impl Builder {
 
     /// Demands this key from every request. Default: any key is accepted, and none.
     pub fn api_key(mut self, key: impl Into<String>) -> Self {
-        self.api_key = Some(key.into());
+        self.api_key = Some(Key::new(key.into()));
         self
     }
 
@@ -203,6 +204,9 @@ impl Builder {
     /// the data folder cannot be used, [`Error::Internal`] if no thread can be started.
     pub fn start(self) -> Result<LocalServer> {
         let flags = self.check()?;
+        if cfg!(debug_assertions) {
+            log::warn!("the embedded engine is not optimised in this build, and slow");
+        }
         let address = SocketAddr::new(self.host, self.port);
         let listener = TcpListener::bind(address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))

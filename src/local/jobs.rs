@@ -116,7 +116,7 @@ pub(super) fn run(
         work => match trainer {
             None => Err(Error::invalid(
                 "model_id",
-                "this model could not be created",
+                "this model could not be created, or its engine failed: restore it from a checkpoint",
             )),
             Some(trainer) => train(service, model, trainer, work),
         },

@@ -271,7 +271,9 @@ impl Service {
             Route::CreateModel => api::training::create_model(self, request),
             Route::GetInfo => api::training::get_info(self, request),
             Route::UnloadModel => api::training::unload(self, request),
-            Route::Forward | Route::ForwardBackward => api::training::pass(self, request),
+            Route::Forward | Route::ForwardBackward => {
+                api::training::pass(self, found.endpoint, request)
+            }
             Route::OptimStep => api::training::optim_step(self, request),
             Route::SaveWeights => api::weights::save(self, request),
             Route::SaveForSampler => api::weights::save_for_sampler(self, request),

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::python::interpreter;
+use crate::support::python::{environment, interpreter};
 
 /// `tinker serve` on a free port; SIGTERM ends it.
 struct Served {
@@ -145,24 +145,32 @@ fn every_switch_of_the_configuration_leads_to_the_same_numbers() {
 
 #[test]
 fn the_openai_package_streams_a_completion() {
-    let server = Served::start(&[]);
-    let Some(python) = interpreter("0.36.0") else {
+    let Some(python) = environment("openai-2", &["openai>=2,<3"]) else {
         return;
     };
-    // The SDK's environment has httpx, which is all the package itself would use.
+    let server = Served::start(&[]);
     let script = r#"
-import httpx, json, os
-base = os.environ["TINKER_BASE_URL"] + "/oai/api/v1"
-model = httpx.get(base + "/models").json()["data"][0]["id"]
-body = {"model": model, "prompt": "hello", "max_tokens": 8, "seed": 1, "stream": True}
-text = ""
-with httpx.stream("POST", base + "/completions", json=body) as reply:
-    for line in reply.iter_lines():
-        if line.startswith("data: {"):
-            text += json.loads(line[6:])["choices"][0]["text"]
-body["stream"] = False
-whole = httpx.post(base + "/completions", json=body).json()["choices"][0]["text"]
-assert text == whole, (text, whole)
+import os
+from openai import BadRequestError, OpenAI
+
+client = OpenAI(base_url=os.environ["TINKER_BASE_URL"] + "/oai/api/v1", api_key="tml-x")
+model = client.models.list().data[0].id
+options = dict(model=model, max_tokens=8, seed=1)
+whole = client.completions.create(prompt="hello", **options).choices[0].text
+pieces = [chunk.choices[0].text for chunk in client.completions.create(prompt="hello", stream=True, **options)]
+assert "".join(pieces) == whole, (pieces, whole)
+
+messages = [{"role": "user", "content": "hi"}]
+whole = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+stream = client.chat.completions.create(messages=messages, stream=True, **options)
+pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+assert "".join(pieces) == whole, (pieces, whole)
+
+try:
+    client.completions.create(model="other", prompt="hello")
+    raise SystemExit("another model was served")
+except BadRequestError as error:
+    assert "other" in str(error), error
 "#;
     let output = Command::new(python)
         .args(["-c", script])

@@ -27,7 +27,7 @@ pub(in crate::local) fn list(service: &Service, request: &Request) -> Answer {
 pub(in crate::local) fn get(service: &Service, id: &str) -> Answer {
     let session = service.sessions.get(id)?;
     Ok(Reply::json(&SessionDetails {
-        training_run_ids: session.models.into_values().map(Into::into).collect(),
+        training_run_ids: runs(service, id).into_iter().map(Into::into).collect(),
         sampler_ids: session.samplers.into_values().map(Into::into).collect(),
         user_metadata: Some(texts(session.user_metadata)),
         display_name: session.display_name,
@@ -129,14 +129,21 @@ fn has_status(status: &SessionStatus, wanted: &StatusQuery) -> bool {
     }
 }
 
+/// The training runs of a session, in the order they were created.
+fn runs(service: &Service, session_id: &str) -> Vec<String> {
+    let mut runs = service.catalogue.runs();
+    runs.retain(|run| run.session_id == session_id);
+    runs.sort_by_key(|run| run.created_at);
+    runs.into_iter().map(|run| run.id).collect()
+}
+
 fn project_of(session: &Session) -> &str {
     session.project_id.as_deref().unwrap_or(DEFAULT_PROJECT)
 }
 
 fn summary(service: &Service, session: Session) -> SessionSummary {
-    let checkpoints: Vec<_> = session
-        .models
-        .values()
+    let checkpoints: Vec<_> = runs(service, &session.id)
+        .iter()
         .flat_map(|run| service.catalogue.checkpoints(Some(run)))
         .collect();
     SessionSummary {

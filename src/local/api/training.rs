@@ -117,7 +117,11 @@ pub(in crate::local) fn unload(service: &Arc<Service>, request: &Request) -> Ans
 }
 
 /// `forward_backward` and `forward`, in either dialect.
-pub(in crate::local) fn pass(service: &Arc<Service>, request: &Request) -> Answer {
+pub(in crate::local) fn pass(
+    service: &Arc<Service>,
+    endpoint: &'static str,
+    request: &Request,
+) -> Answer {
     let body = match request.header("content-encoding") {
         None | Some("identity") => request.body.to_vec(),
         Some(compress::ENCODING) => compress::decompress(&request.body, service.max_request_bytes)?,
@@ -137,7 +141,6 @@ pub(in crate::local) fn pass(service: &Arc<Service>, request: &Request) -> Answe
         },
         forward_only: wanted.forward_only,
     };
-    let endpoint = route::FORWARD_BACKWARD.template;
     let request_id = model.submit(service, wanted.seq_id, endpoint, work)?;
     Ok(future(request_id, Some(model.id.clone())))
 }

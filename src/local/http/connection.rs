@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::{Cut, Dropped, GRACE, JSON, Limits, Refusal, Reply, ReplyBody, Request};
 use crate::local::fault::FaultKind;
-use crate::local::routes;
+use crate::local::routes::{self, Route};
 use crate::local::service::Service;
 
 /// A connection with no request under way is closed after this long.
@@ -107,7 +107,10 @@ impl Shared {
         request: hyper::Request<Incoming>,
     ) -> Result<Response<ReplyBody>, Dropped> {
         let method = request.method().clone();
-        let path = request.uri().path().to_owned();
+        // What follows in a link to a file is a credential.
+        let path = request.uri().path();
+        let shown = path.split_inclusive("/download/").next().unwrap_or(path);
+        let path = shown.to_owned();
         let reply = match self.read(request).await {
             Ok(request) => self.serve(request).await?,
             Err(refusal) => {
@@ -170,7 +173,12 @@ impl Shared {
             Ok(found) => found,
             Err(refusal) => return Ok(refusal.into()),
         };
-        match service.strike(found.endpoint) {
+        let fault = match found.route {
+            // What ends a fault must not suffer from one.
+            Route::AddFault | Route::ClearFaults => None,
+            _ => service.strike(found.endpoint),
+        };
+        match fault {
             None => Ok(service.answer(found, request).await),
             Some(FaultKind::Status {
                 status,

@@ -1,13 +1,13 @@
 //! The requests a server has seen, kept for tests.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Request;
 
 /// A request as it arrived, before any fault was applied to it.
 #[non_exhaustive]
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RecordedRequest {
     /// The method, such as `POST`.
     pub method: String,
@@ -19,6 +19,18 @@ pub struct RecordedRequest {
     pub headers: Vec<(String, String)>,
     /// The body's bytes, still compressed if they came so.
     pub body: Vec<u8>,
+}
+
+/// Headers carry credentials and bodies are long, so neither is shown.
+impl fmt::Debug for RecordedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordedRequest")
+            .field("method", &self.method)
+            .field("path", &self.path)
+            .field("query", &self.query)
+            .field("body_bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl RecordedRequest {
@@ -72,7 +84,7 @@ impl Recorder {
         self.lock().clear();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<RecordedRequest>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordedRequest>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -83,20 +83,43 @@ fn stop_words_end_a_sample_and_an_empty_list_forbids_stopping() {
     let server = LocalServer::start().unwrap();
     let caller = Caller::new(&server);
     let sampler = base_sampler(&caller);
-    let whole = caller.call("asample", request(&sampler, 0));
-    let tokens = whole["sequences"][0]["tokens"].clone();
-    let mut body = request(&sampler, 1);
-    body["sampling_params"]["stop"] = json!([tokens[2]]);
-    let stopped = caller.call("asample", body);
-    let sequence = &stopped["sequences"][0];
-    assert_eq!(sequence["stop_reason"], "stop");
-    assert_eq!(sequence["tokens"], json!([tokens[0], tokens[1], tokens[2]]));
-    let mut body = request(&sampler, 2);
-    body["sampling_params"]["stop"] = json!([]);
-    assert_eq!(
-        caller.call("asample", body)["sequences"][0]["tokens"],
-        tokens
+    let draw = |seq_id: u64, seed: u64, stop: Option<Value>| {
+        let mut body = request(&sampler, seq_id);
+        body["sampling_params"]["seed"] = json!(seed);
+        match stop {
+            Some(stop) => body["sampling_params"]["stop"] = stop,
+            None => drop(
+                body["sampling_params"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("stop"),
+            ),
+        }
+        caller.call("asample", body)["sequences"][0].clone()
+    };
+    let end = 257;
+    // A sample that runs on through its own end, and one that never meets it.
+    let mut seeds = 0..;
+    let mut find = |wanted: &dyn Fn(&[Value]) -> bool| loop {
+        let seed = seeds.next().unwrap();
+        let tokens = draw(seed, seed, Some(json!([])))["tokens"].clone();
+        assert_eq!(tokens.as_array().unwrap().len(), 6);
+        if wanted(tokens.as_array().unwrap()) {
+            break (seed, tokens);
+        }
+    };
+    let (seed, tokens) = find(&|tokens| tokens[..2].contains(&json!(end)));
+    let stopped = draw(100_000, seed, None);
+    assert_eq!(stopped["stop_reason"], "stop");
+    assert!(
+        stopped["tokens"].as_array().unwrap().len() < 3,
+        "{stopped} of {tokens}"
     );
+    let (seed, tokens) =
+        find(&|tokens| !tokens.contains(&json!(end)) && !tokens[..2].contains(&tokens[2]));
+    let stopped = draw(100_001, seed, Some(json!([tokens[2]])));
+    assert_eq!(stopped["stop_reason"], "stop");
+    assert_eq!(stopped["tokens"], json!([tokens[0], tokens[1], tokens[2]]));
 }
 
 #[test]

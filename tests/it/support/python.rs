@@ -10,21 +10,27 @@ use std::process::Command;
 /// of them once. `None` means that there is no python3 with pip, or that nothing could be
 /// installed; the reason is printed. Under `CI=true` that is a failure instead.
 pub(crate) fn interpreter(version: &str) -> Option<PathBuf> {
-    match prepare(version) {
+    let package = format!("tinker=={version}");
+    environment(&format!("tinker-{version}"), &[&package, "numpy"])
+}
+
+/// The interpreter of an environment of that name with these packages, likewise.
+pub(crate) fn environment(name: &str, packages: &[&str]) -> Option<PathBuf> {
+    match prepare(name, packages) {
         Ok(python) => Some(python),
         Err(reason) if std::env::var("CI").is_ok_and(|value| value == "true") => {
-            panic!("the Python SDK {version} is needed under CI: {reason}")
+            panic!("Python with {packages:?} is needed under CI: {reason}")
         }
         Err(reason) => {
-            eprintln!("skipped: no Python SDK {version} to compare with: {reason}");
+            eprintln!("skipped: no Python with {packages:?} to compare with: {reason}");
             None
         }
     }
 }
 
-fn prepare(version: &str) -> Result<PathBuf, String> {
+fn prepare(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/python");
-    let home = root.join(format!("tinker-{version}"));
+    let home = root.join(name);
     let python = if cfg!(windows) {
         home.join("Scripts/python.exe")
     } else {
@@ -32,15 +38,16 @@ fn prepare(version: &str) -> Result<PathBuf, String> {
     };
     let ready = home.join("ready");
     fs::create_dir_all(&root).map_err(|error| error.to_string())?;
-    let lock = File::create(root.join(format!("tinker-{version}.lock")))
+    let lock = File::create(root.join(format!("{name}.lock")))
         .and_then(|file| file.lock().map(|()| file))
         .map_err(|error| error.to_string())?;
     if !ready.exists() {
         run(Command::new("python3")
             .args(["-m", "venv", "--clear"])
             .arg(&home))?;
-        let package = format!("tinker=={version}");
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", &package, "numpy"]))?;
+        run(Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet"])
+            .args(packages))?;
         fs::write(&ready, "").map_err(|error| error.to_string())?;
     }
     drop(lock);
