@@ -85,47 +85,66 @@ struct Script {
 }
 
 impl Script {
-    /// Runs a step and prints its line.
-    fn step<T, D: Display>(
+    /// Runs a step that every server must be able to do, and prints its line.
+    fn must<T, D: Display>(
         &mut self,
         name: &str,
         work: impl FnOnce() -> anyhow::Result<(T, D)>,
     ) -> Option<T> {
-        let (ok, detail, value) = match work() {
-            Ok((value, detail)) => (true, detail.to_string(), Some(value)),
-            Err(error) => match not_offered(&error) {
-                Some(status) => (true, format!("not offered ({status})"), None),
-                None => (false, format!("{error:#}"), None),
-            },
-        };
+        match work() {
+            Ok((value, detail)) => {
+                self.print(name, true, &detail.to_string());
+                Some(value)
+            }
+            Err(error) => {
+                self.print(name, false, &format!("{error:#}"));
+                None
+            }
+        }
+    }
+
+    /// Runs a step that a server need not offer.
+    fn may<T, D: Display>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> anyhow::Result<(T, D)>,
+    ) -> Option<T> {
+        let outcome = work();
+        if let Some(status) = outcome.as_ref().err().and_then(not_offered) {
+            self.print(name, true, &format!("not offered ({status})"));
+            return None;
+        }
+        self.must(name, || outcome)
+    }
+
+    fn print(&mut self, name: &str, ok: bool, detail: &str) {
         self.failed += usize::from(!ok);
         println!("{}", json!({"step": name, "ok": ok, "detail": detail}));
-        value
     }
 
     fn walk(&mut self, options: &Options, service: &ServiceClient) {
-        self.step("capabilities", || {
+        self.may("capabilities", || {
             let models = service.capabilities()?;
             let names: Vec<&str> = models.model_names().collect();
             Ok(((), names.join(", ")))
         });
-        let training = self.step("create", || {
+        let training = self.must("create", || {
             let lora = LoraConfig::rank(options.rank);
             let training = service.create_lora_training_client(&options.base_model, lora)?;
             let id = training.model_id().to_owned();
             Ok((training, id))
         });
         let Some(training) = training else { return };
-        self.step("info", || {
+        self.may("info", || {
             Ok(((), format!("{:?}", training.info()?.model_data)))
         });
         let data = options.data();
         let mut losses = Vec::new();
         for number in 1..=STEPS {
-            let loss = self.step(&format!("train {number}"), || train(&training, &data));
+            let loss = self.must(&format!("train {number}"), || train(&training, &data));
             losses.extend(loss);
         }
-        self.step("learned", || {
+        self.must("learned", || {
             let (first, last) = (
                 losses.first().context("no losses")?,
                 losses[losses.len() - 1],
@@ -144,14 +163,14 @@ impl Script {
         training: &TrainingClient,
         data: &[Datum],
     ) {
-        let path = self.step("save", || {
+        let path = self.may("save", || {
             let saved = training
                 .save_state("interop", SaveOptions::default())?
                 .join()?;
             Ok((saved.path.clone(), saved.path))
         });
         let Some(path) = path else { return };
-        let resumed = self.step("resume", || {
+        let resumed = self.may("resume", || {
             let options = ResumeOptions::default();
             let resumed =
                 service.create_training_client_from_state_with_optimizer(&path, options)?;
@@ -159,10 +178,10 @@ impl Script {
             Ok((resumed, id))
         });
         let Some(resumed) = resumed else { return };
-        let straight = self.step("train on", || train(training, data));
-        let again = self.step("train resumed", || train(&resumed, data));
+        let straight = self.must("train on", || train(training, data));
+        let again = self.must("train resumed", || train(&resumed, data));
         if let (Some(straight), Some(again)) = (straight, again) {
-            self.step("same as before", || {
+            self.must("same as before", || {
                 let difference = (straight - again).abs() / straight.abs().max(1e-6);
                 ensure!(
                     difference < 0.02,
@@ -174,15 +193,15 @@ impl Script {
     }
 
     fn sample(&mut self, options: &Options, training: &TrainingClient) {
-        let sampler = self.step("sampler", || {
+        let sampler = self.must("sampler", || {
             let sampler = training.save_weights_and_get_sampling_client()?;
             let id = sampler.sampling_session_id().to_owned();
             Ok((sampler, id))
         });
         let Some(sampler) = sampler else { return };
         let prompt = ModelInput::from_ints(options.tokens(0, 8));
-        self.step("sample", || sample(&sampler, &prompt));
-        self.step("logprobs", || {
+        self.must("sample", || sample(&sampler, &prompt));
+        self.may("logprobs", || {
             let logprobs = sampler.compute_logprobs(&prompt)?;
             let known = logprobs.iter().flatten().count();
             ensure!(known == 7, "{known} of 7 logprobs");
@@ -192,21 +211,21 @@ impl Script {
 
     fn lists(&mut self, service: &ServiceClient, training: &TrainingClient) {
         let rest = service.rest();
-        self.step("training run", || {
+        self.may("training run", || {
             let run = rest.training_run(training.model_id(), Default::default())?;
             Ok(((), run.base_model))
         });
-        self.step("training runs", || {
+        self.may("training runs", || {
             let runs = rest.training_runs(ListOptions::default());
             let count = runs.take(100).collect::<tinker::Result<Vec<_>>>()?.len();
             Ok(((), count))
         });
-        self.step("checkpoints", || {
+        self.may("checkpoints", || {
             let checkpoints = rest.list_checkpoints(training.model_id())?;
             let ids: Vec<String> = checkpoints.into_iter().map(|c| c.checkpoint_id).collect();
             Ok(((), ids.join(", ")))
         });
-        self.step("sessions", || {
+        self.may("sessions", || {
             let sessions = rest.list_sessions(&ListOptions::default())?;
             Ok(((), sessions.sessions.len()))
         });

@@ -1,5 +1,71 @@
 //! Fine-tune and sample language models with [Tinker] from plain, blocking Rust.
 //!
+//! ```rust
+//! use tinker::{AdamParams, Datum, LoraConfig, LossFn, ModelInput, SamplingParams, ServiceClient};
+//!
+//! fn main() -> tinker::Result<()> {
+//!     let service = ServiceClient::local()?; // or ServiceClient::from_env()?
+//!     let training = service.create_lora_training_client("tinker-local/tiny", LoraConfig::rank(8))?;
+//!     let tokenizer = training.tokenizer()?;
+//!
+//!     let prompt = tokenizer.encode("English: hello\nPig Latin:")?;
+//!     let answer = tokenizer.encode_plain(" ellohay\n")?;
+//!     let data = [Datum::supervised(&prompt, &answer)];
+//!     for _ in 0..10 {
+//!         // Both are submitted before either is awaited: one round trip instead of two.
+//!         let step = training.forward_backward(&data, LossFn::CrossEntropy)?;
+//!         let optim = training.optim_step(AdamParams::learning_rate(5e-3))?;
+//!         println!("loss {:?}", step.join()?.loss());
+//!         optim.join()?;
+//!     }
+//!
+//!     let sampler = training.save_weights_and_get_sampling_client()?;
+//!     let said = sampler.sample(&ModelInput::from_ints(prompt), SamplingParams::max_tokens(16))?;
+//!     println!("{}", tokenizer.decode(&said.sequences[0].tokens)?);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Calls return values or [`Pending`] handles; nothing is async. Submit what belongs together, then
+//! join. The same program runs on the embedded engine ([`ServiceClient::local`], feature `local`), on
+//! the hosted service ([`ServiceClient::from_env`]), and on any compatible server
+//! ([`Config::with_base_url`](config::Config::with_base_url)).
+//!
+//! # Code map
+//!
+//! | to | see |
+//! |---|---|
+//! | connect, create models and samplers, go on from checkpoints | [`ServiceClient`] |
+//! | train: `forward_backward`, `optim_step`, saving | [`TrainingClient`] |
+//! | sample one prompt or a million, score text | [`SamplingClient`] |
+//! | list runs, checkpoints, sessions, usage; download weights | [`RestClient`] |
+//! | wait for results | [`Pending`], [`join_all`], [`as_completed`] |
+//! | build inputs and read outputs | [`types`] |
+//! | write a loss of your own | [`loss`] |
+//! | turn text and chats into tokens | [`text`] (features `text`, `chat`) |
+//! | configure: keys, URLs, proxies, timeouts | [`config`] |
+//! | handle failures | [`error`] |
+//! | run everything on this machine | [`local`] (feature `local`) |
+//!
+//! # Logs
+//!
+//! Logging goes through the [`log`] crate; without a logger nothing is written. The levels mean: *warn*,
+//! someone should act; *info*, worth knowing but nothing to act on; *debug*, a line per request;
+//! *trace*, wire detail. This crate never logs keys, header values or signed URLs; `ureq` prints whole
+//! URLs at its own trace level, so filter that target if you log at trace.
+//!
+//! # Telemetry
+//!
+//! Logs stay on this machine; telemetry is what the client reports to the service it talks to, as the
+//! Python SDK does: when a session starts and ends, errors of failed calls, and how long requests
+//! took, with the operating system and the SDK's version, in batches, never in the way of a call. It
+//! carries no prompts, no data and no credentials. `TINKER_TELEMETRY=0` or
+//! [`Config::with_telemetry(false)`](config::Config::with_telemetry) turns it off.
+//!
+//! # Forking
+//!
+//! A client's threads do not exist in a forked child, so after `fork` without `exec` make a new client.
+//!
 //! [Tinker]: https://thinkingmachines.ai/tinker
 
 pub mod error;
@@ -47,3 +113,8 @@ pub mod testing {
 #[cfg(test)]
 #[path = "../tests/it/support/scripted.rs"]
 mod scripted;
+
+/// The README's code, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -8,6 +8,7 @@
 mod cli;
 mod clients;
 mod config;
+mod examples;
 mod futures;
 mod golden_index;
 mod golden_types;
