@@ -335,10 +335,10 @@ impl Served {
     fn open(folder: Option<PathBuf>, threads: usize, catalogue: &Catalogue) -> Result<Self> {
         let Some(folder) = folder else {
             return Ok(Self {
-                base: Base::random(0, threads)?,
+                base: Base::builtin(threads)?,
                 name: BUILT_IN.to_owned(),
                 vocabulary: Vocabulary::Bytes,
-                tokenizer: vocabulary::write_tokenizer(catalogue.root())?,
+                tokenizer: vocabulary::write_builtin(catalogue.root())?,
             });
         };
         let folder = folder.canonicalize().map_err(|error| {

@@ -15,6 +15,7 @@ pub(crate) fn interpreter(version: &str) -> Option<PathBuf> {
 }
 
 /// The interpreter of an environment of that name with these packages, likewise.
+#[allow(clippy::print_stderr, reason = "says why a test was skipped")]
 pub(crate) fn environment(name: &str, packages: &[&str]) -> Option<PathBuf> {
     match prepare(name, packages) {
         Ok(python) => Some(python),
