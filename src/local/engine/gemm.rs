@@ -169,8 +169,8 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         .map(|(a, b)| a * b)
         .sum();
     for (a, b) in a_chunks.zip(b_chunks) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
         }
     }
     sums.iter().sum::<f32>() + tail
@@ -265,22 +265,20 @@ mod wide {
         let mut sums = [[_mm256_setzero_ps(); COLS]; ROWS];
         for index in 0..whole {
             let mut w = [_mm256_setzero_ps(); COLS];
-            for col in 0..COLS {
-                w[col] = load(&w_lanes[col][index]);
+            for (w, lanes) in w.iter_mut().zip(&w_lanes) {
+                *w = load(&lanes[index]);
             }
-            for row in 0..ROWS {
-                let x = load(&x_lanes[row][index]);
-                for col in 0..COLS {
-                    sums[row][col] = _mm256_fmadd_ps(x, w[col], sums[row][col]);
+            for (sums, lanes) in sums.iter_mut().zip(&x_lanes) {
+                let x = load(&lanes[index]);
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = _mm256_fmadd_ps(x, w, *sum);
                 }
             }
         }
-        for row in 0..ROWS {
-            for col in 0..COLS {
-                let mut sum = add_lanes(sums[row][col]);
-                for index in whole * LANES..inputs {
-                    sum = x[row][index].mul_add(w[col][index], sum);
-                }
+        for (row, (x, sums)) in x.into_iter().zip(sums).enumerate() {
+            for (col, (w, sum)) in w.into_iter().zip(sums).enumerate() {
+                let tail = x[whole * LANES..].iter().zip(&w[whole * LANES..]);
+                let sum = tail.fold(add_lanes(sum), |sum, (x, w)| x.mul_add(*w, sum));
                 out[row * out_stride + col] = sum;
             }
         }

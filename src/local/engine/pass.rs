@@ -176,187 +176,196 @@ pub(crate) fn embed(weights: &Weights, tokens: &[u32], scratch: &mut Scratch) ->
     x
 }
 
-/// One layer forward: takes its input, gives its output and what its gradient needs.
-pub(crate) fn layer_forward(
-    net: &Net<'_>,
-    layer: usize,
-    packed: &Packed,
-    input: Vec<f32>,
-    scratch: &mut Scratch,
-) -> (Vec<f32>, Saved) {
-    let config = &net.weights.config;
-    let weights = &net.weights.layers[layer];
-    let (n, width, half) = (packed.rows(), config.width, config.head_dim / 2);
-    let linear = |projection, x: &[f32], scratch: &mut Scratch| {
-        let linear = net.projection(layer, projection);
-        let mut y = scratch.take(n * linear.weight.rows());
-        linear.forward(x, n, &mut y);
-        y
-    };
-
-    let mut attention_in = scratch.take(n * width);
-    rms_norm(
-        &input,
-        &weights.attention_norm,
-        config.norm_eps,
-        &mut attention_in,
-    );
-    let raw_q = linear(Projection::Q, &attention_in, scratch);
-    let raw_k = linear(Projection::K, &attention_in, scratch);
-    let v = linear(Projection::V, &attention_in, scratch);
-    let (mut q, mut k) = (scratch.copy(&raw_q), scratch.copy(&raw_k));
-    if let Some(norms) = &weights.head_norms {
-        rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
-        rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
-    }
-    packed.rotation.apply(&mut q, config.heads, half);
-    packed.rotation.apply(&mut k, config.kv_heads, half);
-
-    let mut attended = scratch.take(n * config.q_width());
-    let heads = Heads {
-        q: &q,
-        k: &k,
-        v: &v,
-    };
-    attention::forward(config, &packed.spans, heads, &mut attended, scratch);
-    let mut middle = linear(Projection::O, &attended, scratch);
-    add(&mut middle, &input);
-
-    let mut mlp_in = scratch.take(n * width);
-    rms_norm(&middle, &weights.mlp_norm, config.norm_eps, &mut mlp_in);
-    let gate = linear(Projection::Gate, &mlp_in, scratch);
-    let up = linear(Projection::Up, &mlp_in, scratch);
-    let active = activate(&gate, &up, scratch);
-    let mut output = linear(Projection::Down, &active, scratch);
-    scratch.give(active);
-    add(&mut output, &middle);
-    let saved = Saved {
-        input,
-        attention_in,
-        raw_q,
-        raw_k,
-        q,
-        k,
-        v,
-        attended,
-        middle,
-        mlp_in,
-        gate,
-        up,
-    };
-    (output, saved)
+/// One layer about to run over packed rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerPass<'a> {
+    pub(crate) net: &'a Net<'a>,
+    pub(crate) layer: usize,
+    pub(crate) packed: &'a Packed,
 }
 
-/// One layer backward: turns the gradient of its output into that of its input, in place.
-///
-/// `below` says whether anything below the layer wants the gradient.
-pub(crate) fn layer_backward(
-    net: &Net<'_>,
-    layer: usize,
-    packed: &Packed,
-    saved: Saved,
-    gradient: &mut [f32],
-    gradients: &mut Gradients,
-    below: bool,
-    scratch: &mut Scratch,
-) {
-    let config = &net.weights.config;
-    let weights = &net.weights.layers[layer];
-    let (n, half, eps) = (packed.rows(), config.head_dim / 2, config.norm_eps);
-    let slots = &mut gradients.layers[layer];
-    let mut rest = gradients.rest.as_mut().map(|rest| &mut rest.layers[layer]);
-    let mut back = |projection: Projection, x: &[f32], dy: &[f32], dx: Option<&mut [f32]>| {
-        net.projection(layer, projection)
-            .backward(x, dy, n, dx, &mut slots[projection as usize]);
-    };
+impl LayerPass<'_> {
+    /// Takes the layer's input; gives its output and what its gradient needs.
+    pub(crate) fn forward(&self, input: Vec<f32>, scratch: &mut Scratch) -> (Vec<f32>, Saved) {
+        let Self { net, layer, packed } = *self;
+        let config = &net.weights.config;
+        let weights = &net.weights.layers[layer];
+        let (n, width, half) = (packed.rows(), config.width, config.head_dim / 2);
+        let linear = |projection, x: &[f32], scratch: &mut Scratch| {
+            let linear = net.projection(layer, projection);
+            let mut y = scratch.take(n * linear.weight.rows());
+            linear.forward(x, n, &mut y);
+            y
+        };
 
-    let mut dgate = scratch.zeros(n * config.mlp);
-    let active = activate(&saved.gate, &saved.up, scratch);
-    back(Projection::Down, &active, gradient, Some(&mut dgate));
-    let mut dup = active;
-    activate_back(&saved.gate, &saved.up, &mut dgate, &mut dup);
-    let mut dmlp = scratch.zeros(n * config.width);
-    back(Projection::Gate, &saved.mlp_in, &dgate, Some(&mut dmlp));
-    back(Projection::Up, &saved.mlp_in, &dup, Some(&mut dmlp));
-    let dweight = rest.as_mut().map(|rest| &mut rest.mlp_norm[..]);
-    rms_norm_back(
-        &saved.middle,
-        &weights.mlp_norm,
-        eps,
-        &dmlp,
-        gradient,
-        dweight,
-    );
-
-    let mut dattended = scratch.zeros(n * config.q_width());
-    back(
-        Projection::O,
-        &saved.attended,
-        gradient,
-        Some(&mut dattended),
-    );
-    let mut dq = scratch.take(n * config.q_width());
-    let mut dk = scratch.zeros(n * config.kv_width());
-    let mut dv = scratch.zeros(n * config.kv_width());
-    let heads = Heads {
-        q: &saved.q,
-        k: &saved.k,
-        v: &saved.v,
-    };
-    let head_gradients = HeadGradients {
-        q: &mut dq,
-        k: &mut dk,
-        v: &mut dv,
-    };
-    attention::backward(
-        config,
-        &packed.spans,
-        heads,
-        &dattended,
-        head_gradients,
-        scratch,
-    );
-    packed.rotation.undo(&mut dq, config.heads, half);
-    packed.rotation.undo(&mut dk, config.kv_heads, half);
-    if let Some(norms) = &weights.head_norms {
-        let (mut raw_dq, mut raw_dk) = (scratch.zeros(dq.len()), scratch.zeros(dk.len()));
-        let dweight = rest.as_mut().map(|rest| &mut rest.q_norm[..]);
-        rms_norm_back(&saved.raw_q, &norms.q, eps, &dq, &mut raw_dq, dweight);
-        let dweight = rest.as_mut().map(|rest| &mut rest.k_norm[..]);
-        rms_norm_back(&saved.raw_k, &norms.k, eps, &dk, &mut raw_dk, dweight);
-        scratch.give(std::mem::replace(&mut dq, raw_dq));
-        scratch.give(std::mem::replace(&mut dk, raw_dk));
-    }
-
-    let mut dinput = dmlp;
-    dinput.fill(0.0);
-    for (projection, dy) in [
-        (Projection::Q, &dq),
-        (Projection::K, &dk),
-        (Projection::V, &dv),
-    ] {
-        back(
-            projection,
-            &saved.attention_in,
-            dy,
-            below.then_some(&mut dinput[..]),
-        );
-    }
-    if below {
-        let dweight = rest.as_mut().map(|rest| &mut rest.attention_norm[..]);
-        rms_norm_back(
-            &saved.input,
+        let mut attention_in = scratch.take(n * width);
+        rms_norm(
+            &input,
             &weights.attention_norm,
+            config.norm_eps,
+            &mut attention_in,
+        );
+        let raw_q = linear(Projection::Q, &attention_in, scratch);
+        let raw_k = linear(Projection::K, &attention_in, scratch);
+        let v = linear(Projection::V, &attention_in, scratch);
+        let (mut q, mut k) = (scratch.copy(&raw_q), scratch.copy(&raw_k));
+        if let Some(norms) = &weights.head_norms {
+            rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
+            rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
+        }
+        packed.rotation.apply(&mut q, config.heads, half);
+        packed.rotation.apply(&mut k, config.kv_heads, half);
+
+        let mut attended = scratch.take(n * config.q_width());
+        let heads = Heads {
+            q: &q,
+            k: &k,
+            v: &v,
+        };
+        attention::forward(config, &packed.spans, heads, &mut attended, scratch);
+        let mut middle = linear(Projection::O, &attended, scratch);
+        add(&mut middle, &input);
+
+        let mut mlp_in = scratch.take(n * width);
+        rms_norm(&middle, &weights.mlp_norm, config.norm_eps, &mut mlp_in);
+        let gate = linear(Projection::Gate, &mlp_in, scratch);
+        let up = linear(Projection::Up, &mlp_in, scratch);
+        let active = activate(&gate, &up, scratch);
+        let mut output = linear(Projection::Down, &active, scratch);
+        scratch.give(active);
+        add(&mut output, &middle);
+        let saved = Saved {
+            input,
+            attention_in,
+            raw_q,
+            raw_k,
+            q,
+            k,
+            v,
+            attended,
+            middle,
+            mlp_in,
+            gate,
+            up,
+        };
+        (output, saved)
+    }
+
+    /// Turns the gradient of the layer's output into that of its input, in place.
+    ///
+    /// `below` says whether anything below the layer wants that gradient.
+    pub(crate) fn backward(
+        &self,
+        saved: Saved,
+        gradient: &mut [f32],
+        gradients: &mut Gradients,
+        below: bool,
+        scratch: &mut Scratch,
+    ) {
+        let Self { net, layer, packed } = *self;
+        let config = &net.weights.config;
+        let weights = &net.weights.layers[layer];
+        let (n, half, eps) = (packed.rows(), config.head_dim / 2, config.norm_eps);
+        let slots = &mut gradients.layers[layer];
+        let mut rest = gradients.rest.as_mut().map(|rest| &mut rest.layers[layer]);
+        let mut back = |projection: Projection, x: &[f32], dy: &[f32], dx: Option<&mut [f32]>| {
+            net.projection(layer, projection).backward(
+                x,
+                dy,
+                n,
+                dx,
+                &mut slots[projection as usize],
+            );
+        };
+
+        let mut dgate = scratch.zeros(n * config.mlp);
+        let active = activate(&saved.gate, &saved.up, scratch);
+        back(Projection::Down, &active, gradient, Some(&mut dgate));
+        let mut dup = active;
+        activate_back(&saved.gate, &saved.up, &mut dgate, &mut dup);
+        let mut dmlp = scratch.zeros(n * config.width);
+        back(Projection::Gate, &saved.mlp_in, &dgate, Some(&mut dmlp));
+        back(Projection::Up, &saved.mlp_in, &dup, Some(&mut dmlp));
+        let dweight = rest.as_mut().map(|rest| &mut rest.mlp_norm[..]);
+        rms_norm_back(
+            &saved.middle,
+            &weights.mlp_norm,
             eps,
-            &dinput,
+            &dmlp,
             gradient,
             dweight,
         );
+
+        let mut dattended = scratch.zeros(n * config.q_width());
+        back(
+            Projection::O,
+            &saved.attended,
+            gradient,
+            Some(&mut dattended),
+        );
+        let mut dq = scratch.take(n * config.q_width());
+        let mut dk = scratch.zeros(n * config.kv_width());
+        let mut dv = scratch.zeros(n * config.kv_width());
+        let heads = Heads {
+            q: &saved.q,
+            k: &saved.k,
+            v: &saved.v,
+        };
+        let head_gradients = HeadGradients {
+            q: &mut dq,
+            k: &mut dk,
+            v: &mut dv,
+        };
+        attention::backward(
+            config,
+            &packed.spans,
+            heads,
+            &dattended,
+            head_gradients,
+            scratch,
+        );
+        packed.rotation.undo(&mut dq, config.heads, half);
+        packed.rotation.undo(&mut dk, config.kv_heads, half);
+        if let Some(norms) = &weights.head_norms {
+            let (mut raw_dq, mut raw_dk) = (scratch.zeros(dq.len()), scratch.zeros(dk.len()));
+            let dweight = rest.as_mut().map(|rest| &mut rest.q_norm[..]);
+            rms_norm_back(&saved.raw_q, &norms.q, eps, &dq, &mut raw_dq, dweight);
+            let dweight = rest.as_mut().map(|rest| &mut rest.k_norm[..]);
+            rms_norm_back(&saved.raw_k, &norms.k, eps, &dk, &mut raw_dk, dweight);
+            scratch.give(std::mem::replace(&mut dq, raw_dq));
+            scratch.give(std::mem::replace(&mut dk, raw_dk));
+        }
+
+        let mut dinput = dmlp;
+        dinput.fill(0.0);
+        for (projection, dy) in [
+            (Projection::Q, &dq),
+            (Projection::K, &dk),
+            (Projection::V, &dv),
+        ] {
+            back(
+                projection,
+                &saved.attention_in,
+                dy,
+                below.then_some(&mut dinput[..]),
+            );
+        }
+        if below {
+            let dweight = rest.as_mut().map(|rest| &mut rest.attention_norm[..]);
+            rms_norm_back(
+                &saved.input,
+                &weights.attention_norm,
+                eps,
+                &dinput,
+                gradient,
+                dweight,
+            );
+        }
+        for buffer in [dgate, dup, dattended, dq, dk, dv, dinput] {
+            scratch.give(buffer);
+        }
+        saved.recycle(scratch);
     }
-    for buffer in [dgate, dup, dattended, dq, dk, dv, dinput] {
-        scratch.give(buffer);
-    }
-    saved.recycle(scratch);
 }
 
 /// `silu(gate) * up`.

@@ -10,7 +10,7 @@ use super::head;
 use super::lora::Adapter;
 use super::model::{Base, Net};
 use super::ops::log_sum_exp;
-use super::pass::{self, Packed};
+use super::pass::{self, LayerPass, Packed};
 use super::pick::{Picker, top};
 use super::rng::Rng;
 use super::scratch::Scratch;
@@ -243,7 +243,12 @@ fn read_prompt(
     let mut cache = Cache::default();
     let mut x = pass::embed(net.weights, &packed.tokens, scratch);
     for layer in 0..net.weights.config.layers {
-        let (output, mut saved) = pass::layer_forward(net, layer, &packed, x, scratch);
+        let pass = LayerPass {
+            net,
+            layer,
+            packed: &packed,
+        };
+        let (output, mut saved) = pass.forward(x, scratch);
         cache.push_layer(std::mem::take(&mut saved.k), std::mem::take(&mut saved.v));
         saved.recycle(scratch);
         x = output;

@@ -1,5 +1,7 @@
 //! Training: losses over packed examples, gradients into an adapter, steps of the optimiser.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::head::{self, Targets};
@@ -7,10 +9,9 @@ use super::lora::{Adapter, LoraSpec};
 use super::loss::{Loss, Terms};
 use super::model::{Base, Net, Weights};
 use super::optim::{AdamParams, AdamState, StepMetrics};
-use super::pass::{self, Gradients, Packed, Saved};
+use super::pass::{self, Gradients, LayerPass, Packed, Saved};
 use super::scratch::Scratch;
 use crate::error::{Error, Result};
-use std::sync::Arc;
 
 /// One example: tokens in, targets to score, and what the loss needs to know about them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -262,11 +263,16 @@ fn pass(
     let config = &net.weights.config;
     let packed = Packed::new(net.weights, group.iter().map(|datum| &datum.tokens[..]));
     let keep = packed.rows() * config.layers * Saved::per_row(config) <= KEEP_ACTIVATIONS;
+    let at = |layer| LayerPass {
+        net,
+        layer,
+        packed: &packed,
+    };
     let mut trail = Vec::new();
     let mut x = pass::embed(net.weights, &packed.tokens, scratch);
     for layer in 0..config.layers {
         let input = (gradients.is_some() && !keep).then(|| scratch.copy(&x));
-        let (output, saved) = pass::layer_forward(net, layer, &packed, x, scratch);
+        let (output, saved) = at(layer).forward(x, scratch);
         match (&gradients, input) {
             (Some(_), Some(input)) => {
                 saved.recycle(scratch);
@@ -296,15 +302,13 @@ fn pass(
             let saved = match step {
                 Step::Kept(saved) => saved,
                 Step::Again(input) => {
-                    let (output, saved) = pass::layer_forward(net, layer, &packed, input, scratch);
+                    let (output, saved) = at(layer).forward(input, scratch);
                     scratch.give(output);
                     saved
                 }
             };
             let below = layer > 0 || gradients.rest.is_some();
-            pass::layer_backward(
-                net, layer, &packed, saved, &mut dx, gradients, below, scratch,
-            );
+            at(layer).backward(saved, &mut dx, gradients, below, scratch);
         }
         embed_back(net.weights, &packed.tokens, &dx, gradients);
         scratch.give(dx);

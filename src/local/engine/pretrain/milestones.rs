@@ -102,7 +102,7 @@ fn rewards_make_it_add_carefully() {
     let mut rng = Rng::new(8);
     let started = Instant::now();
     let mut rewards = Vec::new();
-    for step in 0..150 {
+    for step in 0..100 {
         let adapter = trainer.adapter();
         let (mut data, mut total) = (Vec::new(), 0.0);
         for _ in 0..32 {
@@ -151,7 +151,7 @@ fn rewards_make_it_add_carefully() {
             );
         }
     }
-    let late = rewards[140..].iter().sum::<f64>() / 10.0;
+    let late = rewards[90..].iter().sum::<f64>() / 10.0;
     println!(
         "reward {:.2} -> {late:.2} in {:.1} s",
         rewards[0],
