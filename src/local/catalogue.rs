@@ -1,6 +1,7 @@
 //! Training runs and their checkpoints: what is listed, and what survives a restart.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -57,6 +58,8 @@ pub(super) struct Catalogue {
     root: PathBuf,
     /// Whether the folder goes with the server.
     temporary: bool,
+    /// Held as long as this server uses the folder; the system lets go of it after a crash.
+    _lock: File,
     shelves: Mutex<Shelves>,
     problems: Mutex<Vec<String>>,
 }
@@ -78,6 +81,7 @@ impl Catalogue {
             let message = format!("cannot use the data folder {}", root.display());
             Error::Config(Context::caused(message, error))
         })?;
+        let lock = lock(&root)?;
         let damaged = root.join("damaged");
         let mut problems = Vec::new();
         let runs = disk::read_records::<Run>(&root.join("runs"), &damaged, &mut problems);
@@ -108,6 +112,7 @@ impl Catalogue {
         let catalogue = Self {
             root,
             temporary,
+            _lock: lock,
             shelves: Mutex::new(shelves),
             problems: Mutex::new(problems),
         };
@@ -325,6 +330,23 @@ impl Catalogue {
 
     fn lock(&self) -> MutexGuard<'_, Shelves> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Claims a data folder for this server alone.
+fn lock(root: &Path) -> Result<File> {
+    let refuse = |error: std::io::Error| {
+        let message = format!("cannot use the data folder {}", root.display());
+        Error::Config(Context::caused(message, error))
+    };
+    let file = File::create(root.join("lock")).map_err(refuse)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            let message = format!("another server uses the data folder {}", root.display());
+            Err(Error::Config(Context::new(message)))
+        }
+        Err(TryLockError::Error(error)) => Err(refuse(error)),
     }
 }
 

@@ -211,6 +211,15 @@ impl Futures {
         self.finish(id, Outcome::refused("cancelled by the client"));
     }
 
+    /// Stops all work that can be stopped, so that the server can end.
+    pub(super) fn cancel_all(&self) {
+        for entry in self.lock().entries.values() {
+            if let Some(flag) = &entry.cancelled {
+                flag.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Waits until the request has finished or the time is up.
     pub(super) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
         loop {

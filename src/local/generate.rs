@@ -68,7 +68,7 @@ pub(super) fn generate(
                 first: piece.first,
                 reason,
             });
-            if !heard {
+            if !heard || service.is_stopping() {
                 cancelled.store(true, Ordering::Relaxed);
             }
         };

@@ -1,5 +1,18 @@
 //! The embedded service: a real engine behind the real protocol, on one machine.
 //!
+//! A [`LocalServer`] speaks what the hosted service speaks, so every client does: this crate's,
+//! the official Python SDK (old releases too), and OpenAI's packages for sampling, below
+//! `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
+//! inputs are text. What it does not have it refuses by name.
+//!
+//! Requests of a model run in the order of their numbers, whatever order they arrive in, and a
+//! repeated request is the same request. Results are kept until they have been fetched, and a
+//! while longer in case the answer was lost. What is saved is written whole or not at all.
+//!
+//! For tests of your own clients it can also have a [bad day](Fault), be slow
+//! ([`Builder::latency`]), switch every [configuration flag](Builder::flag), and
+//! [remember what it was asked](LocalServer::requests).
+//!
 //! ```no_run
 //! use tinker::local::LocalServer;
 //!

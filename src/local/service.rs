@@ -162,9 +162,14 @@ impl Service {
 
     /// Ends the work: what runs is finished, what waits is dropped.
     pub(super) fn close(&self) {
+        self.futures.cancel_all();
         self.trainers.close();
         self.sample_crew.close();
         self.catalogue.keep_ledger(&self.ledger);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        *self.stopped.borrow()
     }
 
     /// Returns when the server stops.

@@ -140,6 +140,55 @@ impl Process {
 }
 
 #[test]
+fn a_data_folder_belongs_to_one_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || LocalServer::builder().data(folder.path()).start();
+    let first = start().unwrap();
+    let refused = start().unwrap_err().to_string();
+    assert!(refused.contains("another server"), "{refused}");
+    drop(first);
+    start().unwrap();
+}
+
+#[test]
+fn stopping_does_not_wait_for_long_samples() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let body = json!({"base_model": caller.base_model(), "num_samples": 512,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104]}]},
+        "sampling_params": {"max_tokens": 4000, "stop": []}});
+    caller.ok("asample", body);
+    // Drawn to the end these would take minutes.
+    drop(server);
+}
+
+#[test]
+fn serve_writes_its_port_and_stops_when_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("port");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tinker"))
+        .args(["serve", "--port", "0", "--port-file"])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut url = String::new();
+    let stdout = child.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut url).unwrap();
+    let port = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(url, format!("http://127.0.0.1:{port}"));
+    if cfg!(unix) {
+        let told = Command::new("kill").arg(child.id().to_string()).status();
+        assert!(told.unwrap().success());
+        assert!(child.wait().unwrap().success(), "a clean end");
+    } else {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
 fn killed_at_any_moment_it_loses_at_most_what_was_under_way() {
     let long = std::env::var("TINKER_TEST_LONG").is_ok();
     let rounds = if long { 50 } else { 5 };

@@ -239,6 +239,25 @@ fn info_names_a_tokenizer_that_can_be_loaded() {
 }
 
 #[test]
+fn a_model_folder_is_served_under_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().data(folder.path()).start().unwrap();
+    let caller = Caller::new(&server);
+    let expected = caller.call("forward", caller.model(0).forward(1, &TEXTS));
+    // What the server writes for other programs is such a folder.
+    let same = LocalServer::builder()
+        .model(folder.path().join("model"))
+        .start()
+        .unwrap();
+    let caller = Caller::new(&same);
+    assert_eq!(caller.base_model(), "model");
+    let result = caller.call("forward", caller.model(0).forward(1, &TEXTS));
+    assert_eq!(result, expected);
+    let missing = LocalServer::builder().model("/no/such/folder").start();
+    assert!(missing.unwrap_err().to_string().contains("/no/such/folder"));
+}
+
+#[test]
 fn several_targets_per_position_are_scored() {
     let server = LocalServer::start().unwrap();
     let caller = Caller::new(&server);

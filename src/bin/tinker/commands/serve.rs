@@ -74,12 +74,12 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     for problem in server.problems() {
         eprintln!("warning: {problem}");
     }
-    println!("{}", server.base_url());
-    // Whoever reads a pipe waits for this line.
-    std::io::stdout().flush()?;
     if let Some(file) = &serve.port_file {
         write_port(file, server.port())?;
     }
+    println!("{}", server.base_url());
+    // Whoever reads a pipe waits for this line.
+    std::io::stdout().flush()?;
     signals.wait();
     drop(server);
     Ok(())
