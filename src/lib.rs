@@ -75,7 +75,6 @@ pub mod types;
 #[allow(dead_code, reason = "until the clients land")]
 mod wire;
 
-#[allow(dead_code, reason = "until the clients land")]
 mod transport;
 
 pub mod config;

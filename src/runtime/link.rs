@@ -19,6 +19,7 @@ use crate::transport::retry::{
 };
 use crate::transport::{
     Auth, Body, Fault, FaultKind, PROTOCOL_VERSION, Request, Response, Transport,
+    new_idempotency_key,
 };
 use crate::types::ClientConfig;
 use crate::wire::reply::{AuthTokenReply, decode_json};
@@ -343,7 +344,7 @@ impl Link {
         arrived: &Cell<bool>,
     ) -> Result<T> {
         let idempotency = (request.method != Method::Get && request.idempotency_key.is_none())
-            .then(|| format!("tinker-sdk-retry-{}", uuid::Uuid::new_v4()));
+            .then(new_idempotency_key);
         let mut request = request.clone();
         if let Some(idempotency) = &idempotency {
             request = request.with_idempotency_key(idempotency);

@@ -11,15 +11,13 @@ use crate::wire::route::{Method, Pool};
 #[derive(Debug, Clone)]
 pub(crate) struct Download {
     pub(crate) head: Head,
-    /// How many bytes went to the writer; none for an error status.
-    pub(crate) written: u64,
     /// An error status' body, at most its first 64 kB.
     pub(crate) error_body: Vec<u8>,
 }
 
 impl Transport {
     /// Fetches a URL into a writer, in constant memory. No key goes along: signed URLs carry
-    /// their own. `from` asks for the rest of something partly there; whether the server agreed
+    /// their own, and another host sees nothing that belongs to the service. `from` asks for the rest of something partly there; whether the server agreed
     /// shows in the status (206, or 200 for the whole).
     ///
     /// # Errors
@@ -52,27 +50,21 @@ impl Transport {
     ) -> Result<Download, Fault> {
         let (head, mut body) = self.stream(request)?;
         let mut error_body = Vec::new();
-        let mut written = 0;
         if head.is_success() {
-            written = self.copy(&mut body, writer)?;
+            self.copy(&mut body, writer)?;
         } else {
             body.take(64 << 10)
                 .read_to_end(&mut error_body)
                 .map_err(|error| self.body_fault(error))?;
         }
-        Ok(Download {
-            head,
-            written,
-            error_body,
-        })
+        Ok(Download { head, error_body })
     }
 
-    fn copy(&self, body: &mut impl Read, writer: &mut dyn Write) -> Result<u64, Fault> {
+    fn copy(&self, body: &mut impl Read, writer: &mut dyn Write) -> Result<(), Fault> {
         let mut buffer = vec![0; 64 << 10];
-        let mut written = 0;
         loop {
             let count = match body.read(&mut buffer) {
-                Ok(0) => return Ok(written),
+                Ok(0) => return Ok(()),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(self.body_fault(error)),
@@ -80,7 +72,6 @@ impl Transport {
             writer.write_all(&buffer[..count]).map_err(|error| {
                 Fault::caused(FaultKind::Request, "the download cannot be written", error)
             })?;
-            written += count as u64;
         }
     }
 

@@ -15,7 +15,7 @@ pub(super) const IDEMPOTENCY_KEY: &str = "x-idempotency-key";
 
 /// A key that makes repeated attempts of one request recognisable.
 pub(crate) fn new_idempotency_key() -> String {
-    format!("stainless-rust-retry-{}", uuid::Uuid::new_v4())
+    format!("tinker-sdk-retry-{}", uuid::Uuid::new_v4())
 }
 
 /// What every request of a client carries.

@@ -32,12 +32,9 @@ use crate::config::{Config, Secret};
 use crate::error::Result;
 use crate::wire::route::{Method, Pool};
 
-#[allow(unused_imports, reason = "until the clients land")]
 pub(crate) use self::download::Download;
 pub(crate) use self::fault::{Fault, FaultKind};
-#[allow(unused_imports, reason = "until the clients land")]
 pub(crate) use self::headers::new_idempotency_key;
-#[allow(unused_imports, reason = "until the clients land")]
 pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
 pub(crate) use crate::wire::PROTOCOL_VERSION;
 
@@ -237,6 +234,10 @@ impl Transport {
             .for_request(request, self.read_timeout(request))?;
         if let Auth::Key(key) = request.auth {
             self.remember(key);
+        }
+        // A whole URL may name another host, which gets neither the key nor the client's headers.
+        if !redirect::same_origin(&url, self.base_url()) {
+            headers = headers::for_stranger(&headers);
         }
         for followed in 0.. {
             let (head, answer) = self.send(request, method, &url, headers.clone(), &body)?;

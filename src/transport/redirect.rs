@@ -59,6 +59,11 @@ pub(super) fn step(
     }
 }
 
+/// Whether two URLs share scheme, host and port.
+pub(super) fn same_origin(one: &str, other: &str) -> bool {
+    origin(one).is_some_and(|one| origin(other) == Some(one))
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct Origin {
     scheme: &'static str,

@@ -81,12 +81,6 @@ impl<'a> Request<'a> {
     }
 
     #[must_use]
-    pub(crate) fn with_key(mut self, key: &'a Secret) -> Self {
-        self.auth = Auth::Key(key);
-        self
-    }
-
-    #[must_use]
     pub(crate) fn with_query(mut self, query: impl Into<Cow<'a, str>>) -> Self {
         self.query = query.into();
         self

@@ -14,8 +14,6 @@ use crate::error::{Context, Error, is_retryable_status};
 const MAX_SERVER_DELAY: Duration = Duration::from_secs(60);
 /// How long the outer layer goes on.
 const OUTER_LIMIT: Duration = Duration::from_secs(300);
-/// How long a paused job waits between two looks at its billing status.
-pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +128,7 @@ pub(crate) struct BillingWindow {
 /// What a 402 means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Billing {
-    /// Wait [`BILLING_PAUSE`] and try again; `log` says that the user should hear of it now.
+    /// Wait a little and try again; `log` says that the user should hear of it now.
     Pause { log: bool },
     /// It has lasted too long.
     GiveUp,

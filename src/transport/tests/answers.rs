@@ -190,8 +190,7 @@ fn downloads_arrive_whole_however_they_are_split() {
     ] {
         server.reply("GET", "/file", reply);
         let mut out = Vec::new();
-        let done = transport.download(&url, 0, &mut out).unwrap();
-        assert_eq!(done.written, 200_000);
+        transport.download(&url, 0, &mut out).unwrap();
         assert!(out == content);
     }
     let seen = &server.requests()[0];
@@ -215,7 +214,7 @@ fn a_download_that_ends_early_can_be_resumed() {
     assert_eq!(out, b"012345");
     server.reply("GET", "/file", Reply::bytes("a/b", "6789").with_status(206));
     let done = transport.download(&url, 6, &mut out).unwrap();
-    assert_eq!((done.head.status, done.written), (206, 4));
+    assert_eq!(done.head.status, 206);
     assert_eq!(out, b"0123456789");
     assert_eq!(server.requests()[1].header("range"), Some("bytes=6-"));
 }

@@ -271,6 +271,26 @@ fn another_host_sees_three_headers_only() {
 }
 
 #[test]
+fn a_signed_url_sees_three_headers_only() {
+    let (service, storage) = (Server::start(), Server::start());
+    storage.always("GET", "/file", Reply::bytes("text/plain", "content"));
+    let config = config(&service)
+        .with_header("X-Extra", "1")
+        .with_cloudflare_access("id", "secret");
+    let transport = Transport::new(&config).unwrap();
+    let url = format!("{}/file?sig=1", storage.url());
+    transport.download(&url, 1, &mut Vec::new()).unwrap();
+    // Not even a key that was asked for.
+    let key = Secret::from("tml-hunter2");
+    let request = Request::new(Method::Get, url.as_str(), Pool::Rest).with_key(&key);
+    transport.exchange(&request).unwrap();
+    let names = |request: &Recorded| comparable(request).into_keys().collect::<Vec<_>>();
+    let seen = storage.requests();
+    assert_eq!(names(&seen[0]), ["accept", "range", "user-agent"]);
+    assert_eq!(names(&seen[1]), ["accept", "user-agent"]);
+}
+
+#[test]
 fn the_same_host_sees_everything() {
     let server = Server::start();
     server.reply(

@@ -35,6 +35,13 @@ fn get(name: &str) -> Request<'_> {
     Request::new(Method::Get, format!("{API_PREFIX}{name}"), Pool::Rest)
 }
 
+impl<'a> Request<'a> {
+    fn with_key(mut self, key: &'a Secret) -> Self {
+        self.auth = Auth::Key(key);
+        self
+    }
+}
+
 fn hello() -> Reply {
     Reply::json(&json!({"greeting": "hé"}))
 }
