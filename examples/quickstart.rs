@@ -13,7 +13,7 @@ use tinker::{AdamParams, Datum, LoraConfig, LossFn, Result, SampleRequest, Sampl
 use tinker::{ServiceClient, TrainingClient};
 
 fn main() -> anyhow::Result<()> {
-    let steps: u64 = std::env::args().nth(1).map_or(Ok(300), |n| n.parse())?;
+    let steps: u64 = std::env::args().nth(1).map_or(Ok(200), |n| n.parse())?;
     let (service, rate) = if Config::from_env()?.has_credential() {
         (ServiceClient::from_env()?, 4e-4)
     } else {
@@ -27,9 +27,7 @@ fn main() -> anyhow::Result<()> {
 
     // A hundred words are held out: the exam is on words the model never trains on.
     let words: Vec<&str> = include_str!("words.txt").split_whitespace().collect();
-    let pairs = words
-        .iter()
-        .map(|word| question_and_answer(&tokenizer, word));
+    let pairs = words.iter().map(|word| pair(&tokenizer, word));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let data: Vec<Datum> = pairs.iter().map(|(q, a)| Datum::supervised(q, a)).collect();
     let (exam, lessons) = data.split_at(100);
@@ -49,19 +47,19 @@ fn main() -> anyhow::Result<()> {
         let update = training.optim_step(adam)?;
         let loss = gradients.join()?.loss().context("no loss")? / batch.len() as f64;
         update.join()?;
-        bar.set_message(format!("loss {loss:.2}"));
+        bar.set_message(format!("loss per word {loss:.2}"));
         bar.inc(1);
         if bar.is_hidden() && (step % 50 == 0 || step + 1 == steps) {
-            println!("step {:3}: loss {loss:.2}", step + 1);
+            println!("step {:3}: loss per word {loss:.2}", step + 1);
         }
     }
     bar.finish();
 
     let after = answers(&training, &tokenizer, &pairs[..100])?;
     for ((word, before), after) in words.iter().zip(&before).zip(&after).take(10) {
-        println!("{word:10} before: {before:<20?} after: {after:?}");
+        println!("{word:10} before: {before:18} after: {after}");
     }
-    let right = |(word, said): &(&&str, &String)| pig_latin(word) == said.trim();
+    let right = |(word, said): &(&&str, &String)| pig_latin(word) == **said;
     let score = |said: &[String]| words.iter().zip(said).filter(right).count();
     println!(
         "right: {} % before, {} % after",
@@ -81,18 +79,17 @@ fn pig_latin(word: &str) -> String {
     format!("{tail}{}ay", if head.is_empty() { "w" } else { head })
 }
 
-fn question_and_answer(tokenizer: &Tokenizer, word: &str) -> Result<(Vec<i32>, Vec<i32>)> {
+/// Tokens of a question and of its answer.
+type Pair = (Vec<i32>, Vec<i32>);
+
+fn pair(tokenizer: &Tokenizer, word: &str) -> Result<Pair> {
     let question = tokenizer.encode(&format!("English: {word}\nPig Latin:"))?;
     let answer = tokenizer.encode_plain(&format!(" {}\n", pig_latin(word)))?;
     Ok((question, answer))
 }
 
 /// What the model answers now.
-fn answers(
-    model: &TrainingClient,
-    tokenizer: &Tokenizer,
-    pairs: &[(Vec<i32>, Vec<i32>)],
-) -> Result<Vec<String>> {
+fn answers(model: &TrainingClient, tokenizer: &Tokenizer, pairs: &[Pair]) -> Result<Vec<String>> {
     let params = SamplingParams::max_tokens(16).with_temperature(0.0);
     let params = params.with_stop("\n");
     let questions = pairs.iter().map(|(question, _)| question.clone());
@@ -100,7 +97,8 @@ fn answers(
     let sampler = model.save_weights_and_get_sampling_client()?;
     let results = sampler.sample_batch(requests).in_order();
     let tokens = results.map(|(_, result)| Ok(result?.sequences[0].tokens.clone()));
-    tokens.map(|tokens| tokenizer.decode(&tokens?)).collect()
+    let texts = tokens.map(|tokens| tokenizer.decode_plain(&tokens?));
+    texts.map(|text| Ok(text?.trim().to_owned())).collect()
 }
 
 fn loss_per_token(model: &TrainingClient, data: &[Datum]) -> anyhow::Result<f64> {

@@ -64,6 +64,7 @@ fn check(seen: &Value) {
         let list = seen[key].as_array().unwrap().iter();
         list.map(|number| number.as_f64().unwrap()).collect()
     };
+    assert_eq!(numbers("tokenizer"), [104.0, 105.0, 257.0]);
     let losses = numbers("losses");
     assert!(
         losses.windows(2).all(|pair| pair[1] < pair[0]),
