@@ -12,7 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement that fails should stop")]
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +35,9 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["serve", millis, flags] => serve(millis.parse().unwrap(), flags),
+        ["serve", sample, train, flags] => {
+            serve(sample.parse().unwrap(), train.parse().unwrap(), flags);
+        }
         ["run", name, url] => run(name, url),
         words if words.contains(&"--bench") => measure(),
         // Cargo passes `--bench` to measure; without it there is only to show that this builds.
@@ -58,24 +60,31 @@ fn measure() {
         ),
     ];
     for (title, name, flags) in sampling {
-        print_row(title, &run_apart(name, 50, flags));
+        print_row(title, &run_apart(name, 50, 0, flags));
     }
     for (title, name) in [
         ("200 steps: bare ureq", "bare_train"),
         ("200 steps: SDK", "train"),
+        ("200 steps: SDK, 2,000 samples open", "flood"),
     ] {
-        print_row(title, &run_apart(name, 5, "{}"));
+        let row = run_apart(name, 600_000, 5, "{}");
+        print_row(title, &row);
+        if let Some(gap) = row["heartbeat_gap"].as_f64() {
+            println!(
+                "{:<34} {gap:>8.2} s between heartbeats due every second",
+                ""
+            );
+        }
     }
     for (title, name) in [
         ("67 MB forward_backward: bare", "bare_big"),
         ("67 MB: SDK", "big"),
     ] {
-        print_row(title, &run_apart(name, 0, "{}"));
+        print_row(title, &run_apart(name, 0, 0, "{}"));
     }
-    let flags = r#"{"sample_max_concurrent_requests":2000}"#;
     print_row(
         "2,000 samples of 10 s: SDK",
-        &run_apart("slow", 10_000, flags),
+        &run_apart("slow", 10_000, 0, "{}"),
     );
 }
 
@@ -91,10 +100,10 @@ fn print_row(title: &str, row: &Value) {
 }
 
 /// Starts the stub and one measurement, each in its own process.
-fn run_apart(name: &str, millis: u64, flags: &str) -> Value {
+fn run_apart(name: &str, sample: u64, train: u64, flags: &str) -> Value {
     let this = std::env::current_exe().unwrap();
     let mut stub = Command::new(&this)
-        .args(["serve", &millis.to_string(), flags])
+        .args(["serve", &sample.to_string(), &train.to_string(), flags])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -133,6 +142,7 @@ fn run(name: &str, url: &str) {
             "cpu": cpu_seconds() - cpu,
             "peak": status("VmHWM:") as f64 / 1024.0,
             "threads": threads.load(Ordering::Relaxed),
+            "heartbeat_gap": (name == "flood").then(|| heartbeat_gap(url)),
         })
     );
     std::process::exit(0);
@@ -172,6 +182,38 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
                 let requests = (0..2_000).map(|_| SampleRequest::new(prompt(), &params));
                 let results = sampler.sample_batch(requests).with_window(2_000);
                 assert_eq!(results.filter(|(_, result)| result.is_ok()).count(), 2_000);
+            })
+        }
+        "flood" => {
+            let config = Config::default()
+                .with_base_url(&url)
+                .with_api_key("tml-bench")
+                .with_heartbeat_interval(Duration::from_secs(1));
+            let service = ServiceClient::new(config).unwrap();
+            let sampler = service.create_sampling_client("m").unwrap();
+            let training = service
+                .create_lora_training_client("m", LoraConfig::rank(4))
+                .unwrap();
+            let data = batch(32, 512);
+            let params = SamplingParams::max_tokens(64);
+            let open: Vec<_> = (0..2_000)
+                .map(|_| sampler.submit_sample(&prompt(), &params).unwrap())
+                .collect();
+            while sampler.progress().waiting > 0 {
+                thread::sleep(Duration::from_millis(10));
+            }
+            training
+                .forward_backward(&data, LossFn::CrossEntropy)
+                .unwrap()
+                .join()
+                .unwrap();
+            Box::new(move || {
+                for _ in 0..STEPS {
+                    let adam = AdamParams::default();
+                    let step = training.train_step(&data, LossFn::CrossEntropy, adam);
+                    step.unwrap().join().unwrap();
+                }
+                std::mem::forget(open);
             })
         }
         "bare_train" => {
@@ -361,6 +403,11 @@ fn bare_big(url: &str, data: &[Datum]) {
     });
 }
 
+fn heartbeat_gap(url: &str) -> f64 {
+    let answer = post(&agent(1), url, "heartbeat_gap", "application/json", b"{}");
+    String::from_utf8(answer).unwrap().parse().unwrap()
+}
+
 fn status(name: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -381,11 +428,13 @@ fn cpu_seconds() -> f64 {
 }
 
 /// The stub: accepts everything at once, and finishes each request `millis` later.
-fn serve(millis: u64, flags: &str) {
+fn serve(sample: u64, train: u64, flags: &str) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("http://{}", listener.local_addr().unwrap());
     let stub = Arc::new(Stub {
-        latency: Duration::from_millis(millis),
+        sample_latency: Duration::from_millis(sample),
+        train_latency: Duration::from_millis(train),
+        heartbeats: Mutex::default(),
         flags: flags.to_owned(),
         next: AtomicUsize::new(0),
         accepted: Mutex::default(),
@@ -415,10 +464,13 @@ fn training_result() -> Vec<u8> {
 }
 
 struct Stub {
-    latency: Duration,
+    sample_latency: Duration,
+    train_latency: Duration,
+    /// The last heartbeat and the longest time between two.
+    heartbeats: Mutex<(Option<Instant>, Duration)>,
     flags: String,
     next: AtomicUsize,
-    /// When each request was accepted and how many data it had; taken by its first poll.
+    /// When each request is due, and its result; taken by its first poll.
     accepted: Mutex<HashMap<String, (Instant, Vec<u8>)>>,
     sample: Vec<u8>,
     output: Vec<u8>,
@@ -461,14 +513,29 @@ impl Stub {
                 self.accept(br#"{"model_id":"S1:train:0","type":"create_model"}"#.to_vec()),
             ),
             "optim_step" => (JSON, self.accept(br#"{"metrics":{}}"#.to_vec())),
-            "asample" => (JSON, self.accept(self.sample.clone())),
+            "asample" => (
+                JSON,
+                self.accept_in(self.sample_latency, self.sample.clone()),
+            ),
+            "session_heartbeat" => {
+                let mut heartbeats = self.heartbeats.lock().unwrap();
+                let now = Instant::now();
+                if let Some(last) = heartbeats.0.replace(now) {
+                    heartbeats.1 = heartbeats.1.max(now - last);
+                }
+                (JSON, br#"{"type":"session_heartbeat"}"#.to_vec())
+            }
+            "heartbeat_gap" => {
+                let gap = self.heartbeats.lock().unwrap().1.as_secs_f64();
+                (JSON, gap.to_string().into_bytes())
+            }
             "forward_backward" => (JSON, self.accept(self.output.clone())),
             "retrieve_futures" => (JSON, self.completions()),
             "retrieve_future" => {
                 let request: Value = serde_json::from_slice(body).unwrap();
                 let id = request["request_id"].as_str().unwrap();
-                let (accepted, result) = self.accepted.lock().unwrap().remove(id).unwrap();
-                thread::sleep((accepted + self.latency).saturating_duration_since(Instant::now()));
+                let (due, result) = self.accepted.lock().unwrap().remove(id).unwrap();
+                thread::sleep(due.saturating_duration_since(Instant::now()));
                 let kind = if result.starts_with(b"{") {
                     JSON
                 } else {
@@ -481,12 +548,16 @@ impl Stub {
     }
 
     fn accept(&self, result: Vec<u8>) -> Vec<u8> {
+        self.accept_in(self.train_latency, result)
+    }
+
+    fn accept_in(&self, latency: Duration, result: Vec<u8>) -> Vec<u8> {
         let id = format!("r{}", self.next.fetch_add(1, Ordering::Relaxed));
         let answer = json!({"request_id": id, "sample_sequence_ids": [format!("{id}-0")]});
         self.accepted
             .lock()
             .unwrap()
-            .insert(id, (Instant::now(), result));
+            .insert(id, (Instant::now() + latency, result));
         answer.to_string().into_bytes()
     }
 
@@ -498,7 +569,7 @@ impl Stub {
                 .lock()
                 .unwrap()
                 .iter()
-                .filter(|(_, (accepted, _))| accepted.elapsed() >= self.latency)
+                .filter(|(_, (due, _))| *due <= Instant::now())
                 .map(|(id, (_, result))| {
                     json!({"state": "finished", "request_id": id,
                            "response_payload_uncompressed_size": result.len()})

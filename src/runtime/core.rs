@@ -38,9 +38,9 @@ pub(crate) struct Core {
     pub(crate) client_config: ClientConfig,
     pub(crate) dynamic: Mutex<DynamicConfig>,
     pub(crate) session_id: String,
-    /// Threads that wait for results.
+    /// Threads that wait for everything but samples.
     pub(crate) crew: Crew,
-    /// Threads that submit samples; few where a poller does the waiting.
+    /// Threads that submit samples and wait for them; few where a poller does the waiting.
     pub(crate) couriers: Crew,
     pub(crate) cpu: Cpu,
     pub(crate) telemetry: Telemetry,
@@ -96,11 +96,13 @@ impl Core {
             Dialect::Proto => Spoken::Proto,
             _ => Spoken::Unknown,
         };
+        // Apart, so that a flood of samples never holds up a training result.
         let crew = Crew::new("tinker-wait", config.max_waiting_threads);
         let couriers = match client_config.sample_use_retrieve_futures {
-            true => Crew::new("tinker-sample", COURIERS.min(config.max_waiting_threads)),
-            false => crew.clone(),
+            true => COURIERS.min(config.max_waiting_threads),
+            false => config.max_waiting_threads,
         };
+        let couriers = Crew::new("tinker-sample", couriers);
         Self {
             crew,
             couriers,

@@ -369,13 +369,14 @@ impl Job {
                 self.finish(outcome, flight);
             },
         )
-        .giving_up(move || sampler.stuck());
+        .giving_up(move || sampler.stuck())
+        .on(core.couriers.clone());
         match poller {
             None => watch.run(),
             Some(poller) => poller.wait(
                 &id,
                 Box::new(move |ended| match ended {
-                    Ok(size) => watch.on(core.couriers.clone()).finished_with(size).start(),
+                    Ok(size) => watch.finished_with(size).start(),
                     Err(error) => watch.fail(error),
                 }),
             ),
