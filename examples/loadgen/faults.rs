@@ -45,13 +45,13 @@ impl Load {
             tally.count(vec![result.and_then(|response| {
                 let tokens: Vec<usize> =
                     response.sequences.iter().map(|s| s.tokens.len()).collect();
-                let ids = response
+                let mut ids = response
                     .sequences
                     .iter()
                     .filter_map(|s| s.sequence_id.clone());
                 if tokens != [length(index)] {
                     Err("wrong number of tokens".to_owned())
-                } else if !ids.fold(true, |new, id| seen.insert(id) && new) {
+                } else if !ids.all(|id| seen.insert(id)) {
                     Err("repeated sequence id".to_owned())
                 } else {
                     Ok(())
