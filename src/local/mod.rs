@@ -45,7 +45,6 @@ mod sessions;
 mod traces;
 mod vocabulary;
 
-#[allow(dead_code, unused_imports, reason = "until the server uses all of it")]
 pub(crate) mod engine;
 
 use std::net::SocketAddr;

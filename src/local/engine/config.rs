@@ -44,26 +44,6 @@ pub(crate) struct RopeScaling {
 }
 
 impl Config {
-    /// The embedded byte-level model: 256 bytes and eight markers.
-    pub(crate) fn tiny() -> Self {
-        Self {
-            family: Family::Qwen3,
-            vocab: 264,
-            width: 96,
-            layers: 3,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 32,
-            mlp: 256,
-            norm_eps: 1e-6,
-            rope_theta: 10_000.0,
-            rope_scaling: None,
-            tied_head: true,
-            max_positions: 4096,
-            eos: vec![257],
-        }
-    }
-
     /// Reads a Hugging Face `config.json`, old spellings or new.
     ///
     /// # Errors

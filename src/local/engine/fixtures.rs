@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use super::lora::Adapter;
 use super::model::Net;
 use super::peft::PeftFiles;
-use super::train::{self, LossInputs};
+use super::train::{self, LossInputs, forward};
 use super::*;
 
 struct Fixture {

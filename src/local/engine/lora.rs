@@ -69,17 +69,6 @@ impl Target {
 }
 
 impl LoraSpec {
-    /// Every matrix, at this rank.
-    pub(crate) fn new(rank: usize, seed: u64) -> Self {
-        Self {
-            rank,
-            seed,
-            attn: true,
-            mlp: true,
-            unembed: true,
-        }
-    }
-
     /// Refuses ranks and selections that cannot be trained.
     ///
     /// # Errors

@@ -90,6 +90,7 @@ impl Matrix {
     }
 
     /// The weights to change in place, if they are in memory.
+    #[cfg(test)]
     pub(crate) fn as_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.store {
             Store::Memory(data) => Some(data),

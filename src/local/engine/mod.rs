@@ -4,13 +4,13 @@
 //! A few values are all there is to know:
 //!
 //! - [`Base`]: frozen weights and the thread pool that runs them, cheap to clone and shared by
-//!   everything on it. [`Base::random`] makes a byte-level model.
+//!   everything on it: [`Base::builtin`] ships with the crate, [`Base::load`] reads a folder.
 //! - [`Trainer`]: one model in training. [`forward_backward`](Trainer::forward_backward) gathers
 //!   gradients, [`optim_step`](Trainer::optim_step) uses them up; [`Trainer::adapter`] is a
 //!   snapshot for sampling; [`Trainer::save`] and [`Trainer::restore`] keep adapter and optimiser
 //!   bit for bit.
 //! - [`Datum`] goes in, [`LossOutput`] comes out; [`Loss::parse`] knows the service's names.
-//! - [`sample`]: a [`SampleRequest`] in, a [`SampleOutput`] out, with [`Hooks`] for streaming,
+//! - [`sample()`]: a [`SampleRequest`] in, a [`SampleOutput`] out, with [`Hooks`] for streaming,
 //!   stop strings and cancelling.
 //!
 //! Calls block, may come from any plain thread, and share the pool's threads: however many
@@ -44,6 +44,9 @@ mod peft;
 mod pick;
 #[cfg(test)]
 mod pretrain;
+mod prompt;
+#[cfg(test)]
+mod random;
 mod rng;
 mod sample;
 mod scratch;
@@ -51,15 +54,15 @@ mod train;
 
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::{Config, Family};
-pub(crate) use lora::{ALPHA, Adapter, LoraSpec};
-pub(crate) use loss::{Clip, Loss};
+pub(crate) use lora::{Adapter, LoraSpec};
+pub(crate) use loss::Loss;
 pub(crate) use model::Base;
-pub(crate) use optim::{AdamParams, StepMetrics};
+pub(crate) use optim::AdamParams;
 pub(crate) use peft::PeftFiles;
 pub(crate) use sample::{
     Hooks, PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason, sample,
 };
-pub(crate) use train::{Datum, DatumOutput, LossInputs, LossOutput, Trainer, check, forward};
+pub(crate) use train::{Datum, LossInputs, LossOutput, Trainer};
 
 #[cfg(test)]
 mod fixtures;

@@ -3,11 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::config::{Config, Family};
+use super::config::Config;
 use super::linear::Linear;
 use super::lora::{Adapter, Merged};
 use super::matrix::Matrix;
-use super::rng::Rng;
 use super::scratch::Scratch;
 use crate::error::{Context, Error, Result};
 
@@ -115,44 +114,6 @@ impl Projection {
 }
 
 impl Weights {
-    /// Random weights that depend on the seed alone.
-    pub(crate) fn random(config: Config, seed: u64) -> Self {
-        let mut tensors = 0;
-        let mut matrix = |rows: usize, cols: usize, std: f32| {
-            tensors += 1;
-            let mut rng = Rng::stream(seed, tensors);
-            Matrix::new(
-                rows,
-                cols,
-                (0..rows * cols).map(|_| rng.normal() * std).collect(),
-            )
-        };
-        let embed = matrix(config.vocab, config.width, 0.02);
-        let head = (!config.tied_head).then(|| matrix(config.vocab, config.width, 0.02));
-        let layers = (0..config.layers)
-            .map(|_| Layer {
-                projections: Projection::ALL.map(|projection| {
-                    let (outputs, inputs) = projection.shape(&config);
-                    matrix(outputs, inputs, (inputs as f32).sqrt().recip())
-                }),
-                attention_norm: vec![1.0; config.width],
-                mlp_norm: vec![1.0; config.width],
-                head_norms: (config.family == Family::Qwen3).then(|| HeadNorms {
-                    q: vec![1.0; config.head_dim],
-                    k: vec![1.0; config.head_dim],
-                }),
-            })
-            .collect();
-        Self {
-            embed,
-            layers,
-            norm: vec![1.0; config.width],
-            head,
-            frequencies: config.frequencies(),
-            config,
-        }
-    }
-
     /// The matrix that turns hidden states into logits.
     pub(crate) fn head(&self) -> &Matrix {
         self.head.as_ref().unwrap_or(&self.embed)
@@ -191,15 +152,6 @@ impl Base {
                 scratch: Mutex::default(),
             }),
         })
-    }
-
-    /// A byte-level model with random weights: 256 bytes, then BOS, EOS and other markers.
-    ///
-    /// # Errors
-    ///
-    /// If the threads cannot be started.
-    pub(crate) fn random(seed: u64, threads: usize) -> Result<Self> {
-        Self::new(Weights::random(Config::tiny(), seed), threads)
     }
 
     /// The model's shape.
@@ -292,6 +244,7 @@ impl<'a> Net<'a> {
     }
 
     /// The adapter kept apart from the weights, whatever the model's size.
+    #[cfg(test)]
     pub(crate) fn unmerged(weights: &'a Weights, adapter: &'a Adapter) -> Self {
         Self {
             weights,

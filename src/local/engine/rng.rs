@@ -12,8 +12,8 @@ impl Rng {
 
     /// An independent stream of the same seed: one per sample, one per tensor.
     pub(crate) fn stream(seed: u64, stream: u64) -> Self {
-        let mut rng = Self(seed ^ stream.wrapping_mul(0xA24B_AED4_963E_E407));
-        Self(rng.next())
+        let mut rng = Self::new(seed ^ stream.wrapping_mul(0xA24B_AED4_963E_E407));
+        Self::new(rng.next())
     }
 
     /// The next 64 random bits.
@@ -28,17 +28,6 @@ impl Rng {
     /// A number in `[0, 1)` with 53 random bits.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// A whole number in `[0, limit)`; `limit` must not be 0.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
-    }
-
-    /// A standard normal number (Box-Muller).
-    pub(crate) fn normal(&mut self) -> f32 {
-        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
-        (radius * (std::f64::consts::TAU * self.unit()).cos()) as f32
     }
 }
 

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use super::decode::{Cache, Decoder};
-use super::head;
 use super::lora::Adapter;
 use super::model::{Base, Net};
 use super::ops::log_sum_exp;
-use super::pass::{self, LayerPass, Packed};
 use super::pick::{Picker, top};
+use super::prompt::read_prompt;
 use super::rng::Rng;
 use super::scratch::Scratch;
 use crate::error::{Error, Result};
@@ -144,6 +143,9 @@ impl SampleRequest {
     }
 }
 
+/// Tokens and their log-probabilities, likeliest first.
+pub(crate) type TopTokens = Vec<(u32, f32)>;
+
 /// Everything a sampling call gives back.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SampleOutput {
@@ -151,7 +153,7 @@ pub(crate) struct SampleOutput {
     /// One per prompt token, `None` where not computed; absent if not asked.
     pub(crate) prompt_logprobs: Option<Vec<Option<f32>>>,
     /// Per prompt token the likeliest tokens, best first; `None` where not computed.
-    pub(crate) topk_prompt_logprobs: Option<Vec<Option<Vec<(u32, f32)>>>>,
+    pub(crate) topk_prompt_logprobs: Option<Vec<Option<TopTokens>>>,
     /// Shaped like the request's targets, 0 where they were skipped.
     pub(crate) target_prompt_logprobs: Option<Vec<f32>>,
     /// Row-major `[len(prompt) - 1, k]`: drawn tokens and their log-probabilities.
@@ -165,7 +167,7 @@ pub(crate) struct SampledSequence {
     /// The model's own log-probabilities, whatever the temperature.
     pub(crate) logprobs: Vec<f32>,
     /// Per token the likeliest tokens, best first; empty if not asked.
-    pub(crate) topk: Vec<Vec<(u32, f32)>>,
+    pub(crate) topk: Vec<TopTokens>,
     pub(crate) stop_reason: StopReason,
 }
 
@@ -179,11 +181,14 @@ pub(crate) enum StopReason {
     Stop,
 }
 
+/// Turns tokens into the bytes of their text.
+pub(crate) type Decode<'a> = dyn Fn(&[u32]) -> Vec<u8> + Sync + 'a;
+
 /// What the caller may hook into a sampling call.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Hooks<'a> {
     /// Turns tokens into bytes, to find stop strings; without it they never match.
-    pub(crate) decode: Option<&'a (dyn Fn(&[u32]) -> Vec<u8> + Sync)>,
+    pub(crate) decode: Option<&'a Decode<'a>>,
     /// Called with the sample's number, token and log-probability, on an engine thread.
     pub(crate) on_token: Option<&'a (dyn Fn(usize, u32, f32) + Sync)>,
     /// Set it to end the call early; what was sampled so far is returned.
@@ -230,127 +235,6 @@ pub(crate) fn sample(
             .collect();
         output
     }))
-}
-
-/// Runs the prompt: its cache, the logits after its last token, and what was asked about it.
-fn read_prompt(
-    net: &Net<'_>,
-    request: &SampleRequest,
-    seed: u64,
-    scratch: &mut Scratch,
-) -> (SampleOutput, Cache, Vec<f32>) {
-    let packed = Packed::new(net.weights, [&request.prompt[..]].into_iter());
-    let mut cache = Cache::default();
-    let mut x = pass::embed(net.weights, &packed.tokens, scratch);
-    for layer in 0..net.weights.config.layers {
-        let pass = LayerPass {
-            net,
-            layer,
-            packed: &packed,
-        };
-        let (output, mut saved) = pass.forward(x, scratch);
-        cache.push_layer(std::mem::take(&mut saved.k), std::mem::take(&mut saved.v));
-        saved.recycle(scratch);
-        x = output;
-    }
-    let normed = head::norm(net, &x, scratch);
-    let last = packed.rows() - 1;
-    let mut first = Vec::new();
-    let mut report = PromptReport::new(request, seed);
-    head::for_rows(
-        net,
-        &normed,
-        report.first_row(last)..last + 1,
-        scratch,
-        |row, logits| {
-            if row < last {
-                report.row(row, logits);
-            } else {
-                first = logits.to_vec();
-            }
-        },
-    );
-    scratch.give(x);
-    scratch.give(normed);
-    (report.finish(), cache, first)
-}
-
-/// Gathers what was asked about the prompt, row by row; row `i` predicts token `i + 1`.
-struct PromptReport<'a> {
-    request: &'a SampleRequest,
-    picker: Picker,
-    rng: Rng,
-    output: SampleOutput,
-}
-
-impl<'a> PromptReport<'a> {
-    fn new(request: &'a SampleRequest, seed: u64) -> Self {
-        let len = request.prompt.len();
-        let cells = |width: usize| (len - 1) * width;
-        let targets = request.target_prompt_logprobs.as_ref();
-        Self {
-            request,
-            picker: Picker::new(request.temperature, None, 1.0),
-            rng: Rng::stream(seed, u64::MAX),
-            output: SampleOutput {
-                sequences: Vec::new(),
-                prompt_logprobs: request.prompt_logprobs.then(|| vec![None; len]),
-                topk_prompt_logprobs: (request.topk_prompt_logprobs > 0).then(|| vec![None; len]),
-                target_prompt_logprobs: targets.map(|targets| vec![0.0; cells(targets.width)]),
-                prompt_alt_tokens: (request.prompt_alt_tokens > 0)
-                    .then(|| Vec::with_capacity(cells(request.prompt_alt_tokens))),
-            },
-        }
-    }
-
-    /// The first row anything was asked about; `last` if nothing was.
-    fn first_row(&self, last: usize) -> usize {
-        let request = self.request;
-        if request.target_prompt_logprobs.is_some() || request.prompt_alt_tokens > 0 {
-            0
-        } else if request.prompt_logprobs || request.topk_prompt_logprobs > 0 {
-            request
-                .prompt_logprobs_last_n
-                .map_or(0, |n| last - n.min(last))
-        } else {
-            last
-        }
-    }
-
-    fn row(&mut self, row: usize, logits: &[f32]) {
-        let (request, output) = (self.request, &mut self.output);
-        let total = log_sum_exp(logits);
-        let last_n = request.prompt_logprobs_last_n.unwrap_or(usize::MAX);
-        if request.prompt.len() - (row + 1) <= last_n {
-            if let Some(logprobs) = &mut output.prompt_logprobs {
-                logprobs[row + 1] = Some(logits[request.prompt[row + 1] as usize] - total);
-            }
-            if let Some(topk) = &mut output.topk_prompt_logprobs {
-                topk[row + 1] = Some(top(logits, total, request.topk_prompt_logprobs));
-            }
-        }
-        if let (Some(out), Some(targets)) = (
-            &mut output.target_prompt_logprobs,
-            &request.target_prompt_logprobs,
-        ) {
-            let range = row * targets.width..(row + 1) * targets.width;
-            for (out, token) in out[range.clone()].iter_mut().zip(&targets.tokens[range]) {
-                if let Ok(token) = usize::try_from(*token) {
-                    *out = logits[token] - total;
-                }
-            }
-        }
-        if let Some(drawn) = &mut output.prompt_alt_tokens {
-            for _ in 0..request.prompt_alt_tokens {
-                let token = self.picker.pick(logits, &mut self.rng);
-                drawn.push((token, logits[token as usize] - total));
-            }
-        }
-    }
-
-    fn finish(self) -> SampleOutput {
-        self.output
-    }
 }
 
 /// Some samples of one request, grown in step.

@@ -4,7 +4,7 @@ use super::config::{Config, Family, RopeScaling};
 use super::lora::{Adapter, LoraSpec};
 use super::model::{Net, Weights};
 use super::rng::Rng;
-use super::train::{self, LossInputs};
+use super::train::{self, LossInputs, forward};
 use super::*;
 
 fn config(family: Family) -> Config {

@@ -278,7 +278,7 @@ fn pass(
                 saved.recycle(scratch);
                 trail.push(Step::Again(input));
             }
-            (Some(_), None) => trail.push(Step::Kept(saved)),
+            (Some(_), None) => trail.push(Step::Kept(Box::new(saved))),
             (None, _) => saved.recycle(scratch),
         }
         x = output;
@@ -300,7 +300,7 @@ fn pass(
         let mut dx = head::backward(net, &x, &normed, targets, &dlogp, gradients, scratch);
         for (layer, step) in trail.into_iter().enumerate().rev() {
             let saved = match step {
-                Step::Kept(saved) => saved,
+                Step::Kept(saved) => *saved,
                 Step::Again(input) => {
                     let (output, saved) = at(layer).forward(input, scratch);
                     scratch.give(output);
@@ -320,7 +320,7 @@ fn pass(
 
 /// A layer on the way back: what it computed, or what to compute it from again.
 enum Step {
-    Kept(Saved),
+    Kept(Box<Saved>),
     Again(Vec<f32>),
 }
 

@@ -1,0 +1,107 @@
+//! Random numbers, weights and shapes, for tests and for the shipped model's recipe.
+
+use super::config::{Config, Family};
+use super::lora::LoraSpec;
+use super::matrix::Matrix;
+use super::model::{Base, HeadNorms, Layer, Projection, Weights};
+use super::rng::Rng;
+use crate::error::Result;
+
+impl Rng {
+    /// A whole number in `[0, limit)`; `limit` must not be 0.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+    }
+
+    /// A standard normal number (Box-Muller).
+    pub(crate) fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        (radius * (std::f64::consts::TAU * self.unit()).cos()) as f32
+    }
+}
+
+impl Config {
+    /// The embedded byte-level model: 256 bytes and eight markers.
+    pub(crate) fn tiny() -> Self {
+        Self {
+            family: Family::Qwen3,
+            vocab: 264,
+            width: 96,
+            layers: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            mlp: 256,
+            norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            rope_scaling: None,
+            tied_head: true,
+            max_positions: 4096,
+            eos: vec![257],
+        }
+    }
+}
+
+impl Weights {
+    /// Random weights that depend on the seed alone.
+    pub(crate) fn random(config: Config, seed: u64) -> Self {
+        let mut tensors = 0;
+        let mut matrix = |rows: usize, cols: usize, std: f32| {
+            tensors += 1;
+            let mut rng = Rng::stream(seed, tensors);
+            Matrix::new(
+                rows,
+                cols,
+                (0..rows * cols).map(|_| rng.normal() * std).collect(),
+            )
+        };
+        let embed = matrix(config.vocab, config.width, 0.02);
+        let head = (!config.tied_head).then(|| matrix(config.vocab, config.width, 0.02));
+        let layers = (0..config.layers)
+            .map(|_| Layer {
+                projections: Projection::ALL.map(|projection| {
+                    let (outputs, inputs) = projection.shape(&config);
+                    matrix(outputs, inputs, (inputs as f32).sqrt().recip())
+                }),
+                attention_norm: vec![1.0; config.width],
+                mlp_norm: vec![1.0; config.width],
+                head_norms: (config.family == Family::Qwen3).then(|| HeadNorms {
+                    q: vec![1.0; config.head_dim],
+                    k: vec![1.0; config.head_dim],
+                }),
+            })
+            .collect();
+        Self {
+            embed,
+            layers,
+            norm: vec![1.0; config.width],
+            head,
+            frequencies: config.frequencies(),
+            config,
+        }
+    }
+}
+
+impl Base {
+    /// A byte-level model with random weights: 256 bytes, then BOS, EOS and other markers.
+    ///
+    /// # Errors
+    ///
+    /// If the threads cannot be started.
+    pub(crate) fn random(seed: u64, threads: usize) -> Result<Self> {
+        Self::new(Weights::random(Config::tiny(), seed), threads)
+    }
+}
+
+impl LoraSpec {
+    /// Every matrix, at this rank.
+    pub(crate) fn new(rank: usize, seed: u64) -> Self {
+        Self {
+            rank,
+            seed,
+            attn: true,
+            mlp: true,
+            unembed: true,
+        }
+    }
+}
