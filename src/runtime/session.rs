@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 const MIN_REFRESH: u64 = 10;
 
 /// How long an explicit close goes on trying to tell the service.
-const FINISH: Duration = Duration::from_secs(30);
+const FINISH: Duration = Duration::from_secs(10);
 
 /// The owner of everything that runs for a session. Clients and handles share it; the last one
 /// to go closes it.

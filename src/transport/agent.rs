@@ -97,24 +97,25 @@ impl Agents {
     }
 }
 
-/// Idle connections and buffer size, by how many requests a purpose has in flight and how large
+/// Idle connections and buffers (in, out), by how many requests a purpose has in flight and how large
 /// they are. 2,000 waiting calls with ureq's own 128 kB buffers would cost 600 MB.
-fn size(pool: Pool) -> (usize, usize) {
+fn size(pool: Pool) -> (usize, usize, usize) {
     const KB: usize = 1024;
     match pool {
-        Pool::Session => (8, 16 * KB),
-        Pool::Train => (64, 128 * KB),
-        Pool::Sample => (512, 16 * KB),
-        Pool::Retrieve => (2_048, 8 * KB),
-        Pool::Poll => (64, 16 * KB),
-        Pool::Telemetry => (4, 16 * KB),
-        Pool::Rest => (64, 64 * KB),
+        Pool::Session => (8, 16 * KB, 16 * KB),
+        Pool::Train => (64, 16 * KB, 128 * KB),
+        Pool::Sample => (512, 8 * KB, 8 * KB),
+        // Room for the headers of both directions, a long token included.
+        Pool::Retrieve => (2_048, 8 * KB, 6 * KB),
+        Pool::Poll => (64, 16 * KB, 16 * KB),
+        Pool::Telemetry => (4, 16 * KB, 16 * KB),
+        Pool::Rest => (64, 64 * KB, 64 * KB),
     }
 }
 
 /// No global, per-call or resolve timeout: each would start a thread for every request.
 fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
-    let (idle, buffer) = size(pool);
+    let (idle, input, output) = size(pool);
     let config = Agent::config_builder()
         .tls_config(tls.clone())
         .proxy(None)
@@ -127,8 +128,8 @@ fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
         .max_idle_connections(idle)
         .max_idle_connections_per_host(idle)
         .max_idle_age(IDLE_AGE)
-        .input_buffer_size(buffer)
-        .output_buffer_size(buffer)
+        .input_buffer_size(input)
+        .output_buffer_size(output)
         .build();
     Agent::with_parts(config, DefaultConnector::default(), SharedNames(names))
 }
