@@ -12,7 +12,7 @@ const GOLDEN: &[(&str, &str)] = &[
     ("chunking.json", "tests/it/golden_types.rs"),
     ("cli.json", "later: command line"),
     ("cli_formatting.json", "later: command line"),
-    ("future_scenarios.json", "later: futures"),
+    ("future_scenarios.json", "tests/it/futures.rs"),
     ("fwdbwd_output", "through: proto_responses.json"),
     ("fwdbwd_request", "through: fwdbwd_request.json"),
     (
@@ -41,7 +41,10 @@ const GOLDEN: &[(&str, &str)] = &[
     ),
     ("retry_and_errors.json", "src/transport/retry/tests.rs"),
     ("sample_response", "through: proto_responses.json"),
-    ("telemetry.json", "tests/it/golden_types.rs"),
+    (
+        "telemetry.json",
+        "tests/it/golden_types.rs tests/it/sessions.rs",
+    ),
     ("tinker_paths.json", "tests/it/golden_types.rs"),
     ("tokenizer_selection.json", "src/text/selection.rs"),
     ("topk.json", "tests/it/golden_types.rs"),

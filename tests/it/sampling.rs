@@ -1,6 +1,7 @@
 //! The sampling client on the embedded server: batches, faults, handles, cancellation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -442,4 +443,56 @@ fn samplers_of_one_service_and_key_hold_back_together() {
         .map(|body| body["seq_id"].as_u64().unwrap())
         .collect();
     assert_eq!(numbers, [0, 0, 0]);
+}
+
+/// Samples from a given handle, then prints a handle of its own sampler and waits for the end of
+/// its input, so that the session lives on meanwhile.
+const PYTHON: &str = r#"
+import sys, tinker
+from tinker import types
+
+url, handle = sys.argv[1:]
+prompt = types.ModelInput.from_ints([104, 105])
+params = types.SamplingParams(max_tokens=5, seed=3, stop=[])
+theirs = tinker.SamplingClient.from_sampler_handle(handle, api_key="tml-test")
+answer = theirs.sample(prompt, num_samples=1, sampling_params=params).result()
+print(list(answer.sequences[0].tokens), flush=True)
+
+service = tinker.ServiceClient(base_url=url, api_key="tml-test")
+model = service.get_server_capabilities().supported_models[0].model_name
+ours = service.create_sampling_client(base_model=model)
+print(ours.get_sampler_handle(), flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn handles_travel_between_this_sdk_and_python_s() {
+    let Some(interpreter) = crate::support::python::interpreter("0.36.0") else {
+        return;
+    };
+    let server = LocalServer::start().unwrap();
+    let service = service(&server);
+    let sampler = sampler(&service);
+    let prompt = ModelInput::from_ints(vec![104, 105]);
+    let params = SamplingParams::max_tokens(5)
+        .with_seed(3)
+        .with_stop(Stop::never());
+    let expected = sampler.sample(&prompt, &params).unwrap();
+    let mut python = std::process::Command::new(interpreter)
+        .args(["-c", PYTHON, &server.base_url()])
+        .arg(sampler.sampler_handle().unwrap())
+        .env("TINKER_TELEMETRY", "0")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(python.stdout.take().unwrap()).lines();
+    let tokens: Vec<i32> = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(tokens, expected.sequences[0].tokens.as_slice());
+    let handle = lines.next().unwrap().unwrap();
+    let clone = service.from_sampler_handle(&handle).unwrap();
+    let answer = clone.sample(&prompt, &params).unwrap();
+    assert_eq!(answer.sequences[0].tokens, expected.sequences[0].tokens);
+    drop(python.stdin.take());
+    assert!(python.wait().unwrap().success());
 }
