@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Where the runtime gets the time from and how it waits.
 ///
-/// Every pause goes through here with a [`Stop`], so that closing a client wakes whoever sleeps.
+/// Every pause goes through here with a stop flag, so that closing a client wakes whoever sleeps.
 #[derive(Debug, Clone, Default)]
 pub enum Clock {
     /// The system's monotonic clock.

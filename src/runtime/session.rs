@@ -26,6 +26,9 @@ const MIN_REFRESH: u64 = 10;
 /// How long an explicit close goes on trying to tell the service.
 const FINISH: Duration = Duration::from_secs(10);
 
+/// How long a close waits for the last events to be reported.
+const TELEMETRY: Duration = Duration::from_secs(2);
+
 /// The owner of everything that runs for a session. Clients and handles share it; the last one
 /// to go closes it.
 pub(crate) struct Session {
@@ -121,7 +124,9 @@ impl Session {
         }
         let abandoned = self.flush();
         let finished = self.finish(reason, detail, finish);
-        self.core.telemetry.drain(self.core.config.close_timeout);
+        self.core
+            .telemetry
+            .drain(self.core.config.close_timeout.min(TELEMETRY));
         self.core.shut_down();
         finished?;
         match abandoned {
