@@ -143,19 +143,18 @@ impl Matrix {
 pub(crate) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *out = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_le_bytes(*bytes);
             }
         }
         Dtype::F16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *out = half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = half::f16::from_le_bytes(*bytes).to_f32();
             }
         }
         Dtype::Bf16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
-                *out = f32::from_bits(u32::from(bits) << 16);
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
             }
         }
     }

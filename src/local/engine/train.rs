@@ -198,7 +198,7 @@ pub(super) fn run(
     loss: &Loss,
     fresh: Option<&(dyn Fn() -> Gradients + Sync)>,
 ) -> (LossOutput, Option<Gradients>) {
-    let groups = group(data);
+    let groups = group(data, net.is_unmerged());
     let wave = if net.is_unmerged() {
         base.threads()
     } else {
@@ -234,10 +234,14 @@ pub(super) fn run(
     (output, total)
 }
 
-/// Cuts data into consecutive groups, the same way on every machine.
-fn group(data: &[Datum]) -> Vec<&[Datum]> {
+/// Cuts data into consecutive groups, the same way on every machine: enough of them to spread
+/// over threads or, for a large model, whose products are spread themselves, as few as possible.
+fn group(data: &[Datum], large: bool) -> Vec<&[Datum]> {
     let total: usize = data.iter().map(|datum| datum.tokens.len()).sum();
-    let target = (total / 8).clamp(64, GROUP_ROWS);
+    let target = match large {
+        true => GROUP_ROWS,
+        false => (total / 8).clamp(64, GROUP_ROWS),
+    };
     let mut groups = Vec::new();
     let (mut start, mut rows) = (0, 0);
     for (index, datum) in data.iter().enumerate() {
