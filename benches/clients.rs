@@ -71,7 +71,7 @@ fn measure() {
         print_row(title, &row);
         if let Some(gap) = row["heartbeat_gap"].as_f64() {
             println!(
-                "{:<34} {gap:>8.2} s between heartbeats due every second",
+                "{:<34} {gap:>8.2} s at most between heartbeats due every 0.10 s",
                 ""
             );
         }
@@ -188,7 +188,7 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
             let config = Config::default()
                 .with_base_url(&url)
                 .with_api_key("tml-bench")
-                .with_heartbeat_interval(Duration::from_secs(1));
+                .with_heartbeat_interval(Duration::from_millis(100));
             let service = ServiceClient::new(config).unwrap();
             let sampler = service.create_sampling_client("m").unwrap();
             let training = service

@@ -110,6 +110,9 @@ pub mod testing {
 }
 
 #[cfg(test)]
+#[path = "../tests/it/support/python.rs"]
+mod python;
+#[cfg(test)]
 #[path = "../tests/it/support/scripted.rs"]
 mod scripted;
 

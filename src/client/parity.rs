@@ -1,6 +1,11 @@
 //! The same program, run by this SDK and by the official Python SDK against the same server,
 //! makes the same submissions in the same order.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should stop there"
+)]
+
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -10,9 +15,6 @@ use crate::config::Config;
 use crate::local::LocalServer;
 use crate::types::{AdamParams, Datum, LoraConfig, LossFn, ModelInput};
 use crate::wire::forward_backward::decode_forward_backward_request;
-
-#[path = "../../tests/it/support/python.rs"]
-mod python;
 
 const SCRIPT: &str = r#"
 import sys, tinker
@@ -161,7 +163,7 @@ fn decoded(body: &[u8]) -> Value {
 
 #[test]
 fn both_sdks_submit_the_same_program_alike() {
-    let Some(interpreter) = python::interpreter("0.36.0") else {
+    let Some(interpreter) = crate::python::interpreter("0.36.0") else {
         return;
     };
     let (ours, theirs) = (server(), server());

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::clock::{Clock, lock};
@@ -23,6 +23,13 @@ pub(crate) struct Limits {
     /// Estimated bytes of submissions on the wire.
     pub(crate) bytes: u64,
 }
+
+/// Samples in flight that are started at once; beyond them the number grows only while none ends,
+/// so that a fast service is not met with a thread for every sample of a large batch.
+const FLIGHTS_AT_ONCE: usize = 400;
+/// How much it grows at a time, and how long nothing must have ended for that.
+const RAMP_STEP: usize = 16;
+const RAMP_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the reference multiplies a submission's weight by shortly after a backoff.
 const NARROW_WEIGHT: i64 = 20;
@@ -48,6 +55,8 @@ struct Queue<J> {
     later: BinaryHeap<Reverse<Later<J>>>,
     pushed: u64,
     closed: bool,
+    /// How many flights are allowed at present.
+    ramp: usize,
 }
 
 struct Queued<J> {
@@ -137,11 +146,14 @@ enum Decision {
     /// Nothing to send, or no room: wait for a change.
     Wait,
     WaitFor(Duration),
+    /// Wait for a flight to end; if none does for a while, allow more.
+    Ramp,
 }
 
 /// Whether the next job may start. Pure, so that a table can test it.
 fn decide(
     limits: &Limits,
+    ramp: usize,
     used: &Used,
     has_flight: bool,
     hold: Option<Duration>,
@@ -160,6 +172,8 @@ fn decide(
     let over = used.bytes > i64::try_from(limits.bytes).unwrap_or(i64::MAX);
     if used.posts >= posts || over || (!has_flight && used.flights >= flights) {
         Decision::Wait
+    } else if !has_flight && used.flights >= ramp {
+        Decision::Ramp
     } else {
         Decision::Start
     }
@@ -176,6 +190,7 @@ impl<J> Dispatcher<J> {
                 later: BinaryHeap::new(),
                 pushed: 0,
                 closed: false,
+                ramp: FLIGHTS_AT_ONCE,
             }),
             usage: Arc::new(Usage {
                 used: Mutex::default(),
@@ -238,39 +253,68 @@ impl<J> Dispatcher<J> {
             if queue.closed {
                 return None;
             }
-            while queue.later.peek().is_some_and(|later| later.0.due <= now) {
-                let Reverse(later) = queue.later.pop().expect("it was just seen");
-                queue.ready.push_front(later.queued);
-            }
-            let decision = match queue.ready.front() {
-                None => Decision::Wait,
-                Some(first) => {
-                    let backoff = &self.0.backoff;
-                    decide(
-                        &self.0.limits,
-                        &lock(&self.0.usage.used),
-                        first.flight.is_some(),
-                        backoff.remaining(now),
-                        backoff.is_recent(now),
-                    )
-                }
-            };
+            let decision = self.decide(&mut queue, now);
             if decision == Decision::Start {
-                let queued = queue.ready.pop_front().expect("it was just seen");
-                drop(queue);
-                return Some(self.start(queued, now));
+                return Some(self.start(queue, now));
             }
             let due = queue.later.peek().map(|later| later.0.due - now);
             drop(queue);
             let limit = match decision {
-                Decision::WaitFor(hold) => Some(due.map_or(hold, |due| due.min(hold))),
-                _ => due,
+                Decision::WaitFor(hold) => Some(hold),
+                Decision::Ramp => Some(RAMP_PAUSE),
+                _ => None,
             };
-            self.wait(seen, limit);
+            let limit = [limit, due].into_iter().flatten().min();
+            let changed = self.wait(seen, limit);
+            if decision == Decision::Ramp && !changed {
+                lock(&self.0.queue).ramp += RAMP_STEP;
+            }
         }
     }
 
-    fn start(&self, queued: Queued<J>, now: Instant) -> (J, Post, Option<Flight>) {
+    /// A job that may go out now: a thread that has just ended one takes the next, which saves
+    /// handing it over.
+    pub(crate) fn try_next(&self) -> Option<(J, Post, Option<Flight>)> {
+        let now = self.0.clock.now();
+        let mut queue = lock(&self.0.queue);
+        if queue.closed || self.decide(&mut queue, now) != Decision::Start {
+            return None;
+        }
+        Some(self.start(queue, now))
+    }
+
+    /// Whether the first job may start; moves those whose time has come to the front before.
+    fn decide(&self, queue: &mut Queue<J>, now: Instant) -> Decision {
+        while queue.later.peek().is_some_and(|later| later.0.due <= now) {
+            let Reverse(later) = queue.later.pop().expect("it was just seen");
+            queue.ready.push_front(later.queued);
+        }
+        let Some(first) = queue.ready.front() else {
+            return Decision::Wait;
+        };
+        let used = *lock(&self.0.usage.used);
+        if used.flights == 0 {
+            queue.ramp = FLIGHTS_AT_ONCE;
+        }
+        let backoff = &self.0.backoff;
+        decide(
+            &self.0.limits,
+            queue.ramp,
+            &used,
+            first.flight.is_some(),
+            backoff.remaining(now),
+            backoff.is_recent(now),
+        )
+    }
+
+    /// Takes the first job. The queue stays locked until it counts as started, so that two
+    /// threads cannot both take the last permit.
+    fn start(
+        &self,
+        mut queue: MutexGuard<'_, Queue<J>>,
+        now: Instant,
+    ) -> (J, Post, Option<Flight>) {
+        let queued = queue.ready.pop_front().expect("it was just seen");
         let factor = if self.0.backoff.is_recent(now) {
             NARROW_WEIGHT
         } else {
@@ -300,14 +344,14 @@ impl<J> Dispatcher<J> {
         (queued.job, post, flight)
     }
 
-    /// Waits for a change after version `seen`, or for the time.
-    fn wait(&self, seen: u64, limit: Option<Duration>) {
+    /// Waits for a change after version `seen`, or for the time; whether there was a change.
+    fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
         let usage = &self.0.usage;
         let used = lock(&usage.used);
-        if used.version != seen {
-            return;
+        if used.version == seen {
+            self.0.clock.wait_for(&usage.changed, used, limit);
         }
-        self.0.clock.wait_for(&usage.changed, used, limit);
+        lock(&usage.used).version != seen
     }
 
     /// Drops what is queued, wakes `next`, and returns how many jobs were given up.
@@ -351,10 +395,12 @@ mod tests {
                 flights: used.1,
                 bytes: used.2,
             };
-            assert_eq!(decide(&LIMITS, &used, flight, None, recent), expected);
+            assert_eq!(decide(&LIMITS, 5, &used, flight, None, recent), expected);
         }
         check((0, 0, 0), false, false, Decision::Start);
-        check((3, 5, 100), false, false, Decision::Start);
+        check((3, 4, 100), false, false, Decision::Start);
+        check((3, 5, 100), false, false, Decision::Ramp);
+        check((3, 5, 100), true, false, Decision::Start);
         check((4, 0, 0), false, false, Decision::Wait);
         check((0, 0, 101), false, false, Decision::Wait);
         check((0, 6, 0), false, false, Decision::Wait);
@@ -362,7 +408,7 @@ mod tests {
         check((1, 1, 0), false, true, Decision::Wait);
         let hold = Some(Duration::from_secs(2));
         assert_eq!(
-            decide(&LIMITS, &Used::default(), false, hold, true),
+            decide(&LIMITS, 5, &Used::default(), false, hold, true),
             Decision::WaitFor(Duration::from_secs(2))
         );
     }

@@ -190,7 +190,13 @@ fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dis
         let queue = made.clone();
         let started = Core::spawn(core, "tinker-dispatch", move |core| {
             while let Some((job, post, flight)) = queue.next() {
-                core.couriers.run(move || job.go(post, flight));
+                let queue = queue.clone();
+                core.couriers.run(move || {
+                    job.go(post, flight);
+                    while let Some((job, post, flight)) = queue.try_next() {
+                        job.go(post, flight);
+                    }
+                });
             }
         });
         if started.is_err() {

@@ -84,6 +84,7 @@ fn status(name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
+#[allow(clippy::print_stdout, reason = "how the child tells its parent")]
 fn report(name: &str, numbers: &[u64]) {
     let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
     println!("\n{name}={}", words.join(" "));

@@ -9,13 +9,11 @@ use serde_json::{Value, json};
 
 use super::plain::{self, assert_same, same_answer};
 use super::{random, values};
+use crate::python;
 use crate::wire::dialect::{decode_forward_backward, decode_sample, encode_forward_backward_json};
 use crate::wire::forward_backward::{decode_forward_backward_request, encode_forward_backward};
 use crate::wire::output::encode_forward_backward_output;
 use crate::wire::sample::encode_sample;
-
-#[path = "../../../tests/it/support/python.rs"]
-mod python;
 
 const ROUNDS: u64 = 200;
 const PROTOBUF: Option<&str> = Some("application/x-protobuf");
