@@ -348,9 +348,10 @@ impl<J> Dispatcher<J> {
     fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
         let usage = &self.0.usage;
         let used = lock(&usage.used);
-        if used.version == seen {
-            self.0.clock.wait_for(&usage.changed, used, limit);
+        if used.version != seen {
+            return true;
         }
+        self.0.clock.wait_for(&usage.changed, used, limit);
         lock(&usage.used).version != seen
     }
 
