@@ -228,19 +228,15 @@ impl Transport {
         let mut url = self.url(request);
         let mut method = request.method;
         let mut body = request.body;
-        let mut headers = self
-            .inner
-            .headers
-            .for_request(request, self.read_timeout(request))?;
         if let Auth::Key(key) = request.auth {
             self.remember(key);
         }
         // A whole URL may name another host, which gets neither the key nor the client's headers.
-        if !redirect::same_origin(&url, self.base_url()) {
-            headers = headers::for_stranger(&headers);
-        }
+        let mut stranger = !redirect::same_origin(&url, self.base_url());
         for followed in 0.. {
-            let (head, answer) = self.send(request, method, &url, headers.clone(), &body)?;
+            // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
+            let headers = self.headers(request, method, stranger)?;
+            let (head, answer) = self.send(request, method, &url, headers, &body)?;
             let has_body = !matches!(body, Body::Empty);
             let location = head.header("location");
             match redirect::step(head.status, location, &url, method, has_body, followed) {
@@ -254,18 +250,33 @@ impl Transport {
                     if as_get {
                         method = Method::Get;
                         body = Body::Empty;
-                        headers.remove(http::header::CONTENT_TYPE);
-                        headers.remove(http::header::CONTENT_ENCODING);
-                        headers.remove(headers::IDEMPOTENCY_KEY);
                     }
-                    if !same_origin {
-                        headers = headers::for_stranger(&headers);
-                    }
+                    stranger |= !same_origin;
                     url = next;
                 }
             }
         }
         unreachable!("the loop ends by its own limit of redirects")
+    }
+
+    /// The headers of one hop; a request that became a GET on the way has no body to describe.
+    fn headers(
+        &self,
+        request: &Request<'_>,
+        method: Method,
+        stranger: bool,
+    ) -> Result<HeaderMap, Fault> {
+        let timeout = self.read_timeout(request);
+        let mut headers = self.inner.headers.for_request(request, timeout)?;
+        if method != request.method {
+            headers.remove(http::header::CONTENT_TYPE);
+            headers.remove(http::header::CONTENT_ENCODING);
+            headers.remove(headers::IDEMPOTENCY_KEY);
+        }
+        match stranger {
+            true => Ok(headers::for_stranger(&headers)),
+            false => Ok(headers),
+        }
     }
 
     fn url(&self, request: &Request<'_>) -> String {
