@@ -99,20 +99,38 @@ struct Usage {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Used {
-    /// Counts pushes too, so that whoever decides to wait cannot miss one.
+    /// Counts every change, so that whoever decides to wait cannot miss one.
     version: u64,
     posts: usize,
     flights: usize,
     bytes: i64,
+    /// Flights that have ended.
+    ended: u64,
+    /// What the dispatcher waits for. Waking it for anything else costs more than it brings: a
+    /// thread that ends a sample takes the next one itself.
+    wanted: Wanted,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Nothing but time, or it does not wait.
+    #[default]
+    Nothing,
+    Job,
+    Post,
+    Flight,
 }
 
 impl Usage {
-    fn change(&self, change: impl FnOnce(&mut Used)) {
+    fn change(&self, what: Wanted, change: impl FnOnce(&mut Used)) {
         let mut used = lock(&self.used);
         change(&mut used);
         used.version += 1;
+        let wake = used.wanted == what;
         drop(used);
-        self.changed.notify_all();
+        if wake {
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -124,7 +142,7 @@ pub(crate) struct Post {
 
 impl Drop for Post {
     fn drop(&mut self) {
-        self.usage.change(|used| {
+        self.usage.change(Wanted::Post, |used| {
             used.posts -= 1;
             used.bytes -= self.bytes;
         });
@@ -136,15 +154,18 @@ pub(crate) struct Flight(Arc<Usage>);
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.0.change(|used| used.flights -= 1);
+        self.0.change(Wanted::Flight, |used| {
+            used.flights -= 1;
+            used.ended += 1;
+        });
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
     Start,
-    /// Nothing to send, or no room: wait for a change.
-    Wait,
+    /// Nothing to send, or no room: wait for that.
+    Wait(Wanted),
     WaitFor(Duration),
     /// Wait for a flight to end; if none does for a while, allow more.
     Ramp,
@@ -170,8 +191,10 @@ fn decide(
     let flights = limits.flights.unwrap_or(usize::MAX);
     // As with every byte budget here, the last one in may overdraw it.
     let over = used.bytes > i64::try_from(limits.bytes).unwrap_or(i64::MAX);
-    if used.posts >= posts || over || (!has_flight && used.flights >= flights) {
-        Decision::Wait
+    if used.posts >= posts || over {
+        Decision::Wait(Wanted::Post)
+    } else if !has_flight && used.flights >= flights {
+        Decision::Wait(Wanted::Flight)
     } else if !has_flight && used.flights >= ramp {
         Decision::Ramp
     } else {
@@ -235,7 +258,7 @@ impl<J> Dispatcher<J> {
         }
         insert(&mut queue);
         drop(queue);
-        self.0.usage.change(|_| ());
+        self.0.usage.change(Wanted::Job, |_| ());
     }
 
     /// Jobs that have not been handed out.
@@ -247,26 +270,24 @@ impl<J> Dispatcher<J> {
     /// Waits until a job may go out. `None` after [`close`](Self::close).
     pub(crate) fn next(&self) -> Option<(J, Post, Option<Flight>)> {
         loop {
-            let seen = lock(&self.0.usage.used).version;
+            let seen = *lock(&self.0.usage.used);
             let now = self.0.clock.now();
             let mut queue = lock(&self.0.queue);
             if queue.closed {
                 return None;
             }
             let decision = self.decide(&mut queue, now);
-            if decision == Decision::Start {
-                return Some(self.start(queue, now));
-            }
             let due = queue.later.peek().map(|later| later.0.due - now);
-            drop(queue);
-            let limit = match decision {
-                Decision::WaitFor(hold) => Some(hold),
-                Decision::Ramp => Some(RAMP_PAUSE),
-                _ => None,
+            let (wanted, limit) = match decision {
+                Decision::Start => return Some(self.start(queue, now)),
+                Decision::Wait(wanted) => (wanted, None),
+                Decision::WaitFor(hold) => (Wanted::Nothing, Some(hold)),
+                Decision::Ramp => (Wanted::Nothing, Some(RAMP_PAUSE)),
             };
+            drop(queue);
             let limit = [limit, due].into_iter().flatten().min();
-            let changed = self.wait(seen, limit);
-            if decision == Decision::Ramp && !changed {
+            let ended = self.wait(seen.version, wanted, limit);
+            if decision == Decision::Ramp && ended == Some(seen.ended) {
                 lock(&self.0.queue).ramp += RAMP_STEP;
             }
         }
@@ -290,7 +311,7 @@ impl<J> Dispatcher<J> {
             queue.ready.push_front(later.queued);
         }
         let Some(first) = queue.ready.front() else {
-            return Decision::Wait;
+            return Decision::Wait(Wanted::Job);
         };
         let used = *lock(&self.0.usage.used);
         if used.flights == 0 {
@@ -344,15 +365,19 @@ impl<J> Dispatcher<J> {
         (queued.job, post, flight)
     }
 
-    /// Waits for a change after version `seen`, or for the time; whether there was a change.
-    fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
+    /// Waits for what is wanted, or for the time, unless something changed since version `seen`.
+    /// How many flights have ended by the end of the wait; `None` if there was none.
+    fn wait(&self, seen: u64, wanted: Wanted, limit: Option<Duration>) -> Option<u64> {
         let usage = &self.0.usage;
-        let used = lock(&usage.used);
+        let mut used = lock(&usage.used);
         if used.version != seen {
-            return true;
+            return None;
         }
+        used.wanted = wanted;
         self.0.clock.wait_for(&usage.changed, used, limit);
-        lock(&usage.used).version != seen
+        let mut used = lock(&usage.used);
+        used.wanted = Wanted::Nothing;
+        Some(used.ended)
     }
 
     /// Drops what is queued, wakes `next`, and returns how many jobs were given up.
@@ -364,7 +389,8 @@ impl<J> Dispatcher<J> {
             std::mem::take(&mut queue.later),
         );
         drop(queue);
-        self.0.usage.change(|_| ());
+        self.0.usage.change(Wanted::Nothing, |_| ());
+        self.0.usage.changed.notify_all();
         ready.len() + later.len()
     }
 }
@@ -391,10 +417,10 @@ mod tests {
         #[track_caller]
         fn check(used: (usize, usize, i64), flight: bool, recent: bool, expected: Decision) {
             let used = Used {
-                version: 0,
                 posts: used.0,
                 flights: used.1,
                 bytes: used.2,
+                ..Used::default()
             };
             assert_eq!(decide(&LIMITS, 5, &used, flight, None, recent), expected);
         }
@@ -402,11 +428,11 @@ mod tests {
         check((3, 4, 100), false, false, Decision::Start);
         check((3, 5, 100), false, false, Decision::Ramp);
         check((3, 5, 100), true, false, Decision::Start);
-        check((4, 0, 0), false, false, Decision::Wait);
-        check((0, 0, 101), false, false, Decision::Wait);
-        check((0, 6, 0), false, false, Decision::Wait);
+        check((4, 0, 0), false, false, Decision::Wait(Wanted::Post));
+        check((0, 0, 101), false, false, Decision::Wait(Wanted::Post));
+        check((0, 6, 0), false, false, Decision::Wait(Wanted::Flight));
         check((0, 6, 0), true, false, Decision::Start);
-        check((1, 1, 0), false, true, Decision::Wait);
+        check((1, 1, 0), false, true, Decision::Wait(Wanted::Post));
         let hold = Some(Duration::from_secs(2));
         assert_eq!(
             decide(&LIMITS, 5, &Used::default(), false, hold, true),
