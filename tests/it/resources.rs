@@ -9,7 +9,7 @@ use tinker::config::Config;
 use tinker::types::FinishReason;
 use tinker::{AdamParams, Error, ModelInput, SamplingParams, ServiceClient};
 
-use crate::support::fake::{Fake, train};
+use crate::support::fake::{Fake, result_of, train};
 use crate::support::scripted::{Gate, Reply};
 
 const URL: &str = "TINKER_TEST_CHILD_URL";
@@ -220,17 +220,18 @@ fn killing_the_server_ends_everything_and_leaves_no_thread() {
     }
     let fake = Fake::start();
     let gate = Gate::new();
-    let create = fake.server.url();
-    let stalled = Reply::json(&json!({"type": "try_again"})).after(&gate);
-    let mut child = Helper::start(NAME, &create);
-    fake.server.wait_until(|requests| {
-        requests
-            .iter()
-            .any(|request| request.path.ends_with("create_sampling_session"))
-    });
-    fake.server
-        .always("POST", "/api/v1/retrieve_future", stalled);
-    gate.wait_for(1);
+    let held = gate.clone();
+    fake.server.on(
+        "POST",
+        "/api/v1/retrieve_future",
+        move |request| match request.header("x-tinker-request-type") {
+            Some("CreateModel") => Reply::json(&result_of("CreateModel")),
+            _ => Reply::json(&json!({"type": "try_again"})).after(&held),
+        },
+    );
+    let mut child = Helper::start(NAME, &fake.server.url());
+    // Both operations have been accepted and are being polled.
+    gate.wait_for(2);
     drop(fake);
     child.go_on();
     let [before, after] = child.read("threads")[..] else {
