@@ -110,8 +110,7 @@ impl SamplingClient {
     /// Samples and waits for the result.
     ///
     /// ```no_run
-    /// # fn main() -> tinker::Result<()> {
-    /// # let sampler: tinker::SamplingClient = unimplemented!();
+    /// # fn example(sampler: tinker::SamplingClient) -> tinker::Result<()> {
     /// use tinker::{ModelInput, SampleOptions, SamplingParams};
     ///
     /// let prompt = ModelInput::from_ints(vec![9906, 11]);
@@ -150,8 +149,7 @@ impl SamplingClient {
     /// Samples every request, in the order in which results arrive; see [`SampleBatch`].
     ///
     /// ```no_run
-    /// # let sampler: tinker::SamplingClient = unimplemented!();
-    /// # let prompts: Vec<tinker::ModelInput> = vec![];
+    /// # fn example(sampler: tinker::SamplingClient, prompts: Vec<tinker::ModelInput>) {
     /// use tinker::{SampleRequest, SamplingParams};
     ///
     /// let requests = prompts.into_iter().map(|prompt| {
@@ -163,6 +161,7 @@ impl SamplingClient {
     ///         Err(error) => eprintln!("{index}: {error}"),
     ///     }
     /// }
+    /// # }
     /// ```
     pub fn sample_batch<I>(&self, requests: I) -> SampleBatch<I::IntoIter>
     where

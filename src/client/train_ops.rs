@@ -93,8 +93,7 @@ impl TrainingClient {
     /// Saves weights and optimiser under a name, to go on from later.
     ///
     /// ```no_run
-    /// # fn main() -> tinker::Result<()> {
-    /// # let training: tinker::TrainingClient = unimplemented!();
+    /// # fn example(training: tinker::TrainingClient) -> tinker::Result<()> {
     /// use tinker::client::SaveOptions;
     ///
     /// let saved = training.save_state("step-100", SaveOptions::default())?.join()?;

@@ -49,8 +49,7 @@ impl TrainingClient {
     /// The data is shared, not copied; it is encoded and sent in chunks by other threads.
     ///
     /// ```no_run
-    /// # fn main() -> tinker::Result<()> {
-    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
     /// use tinker::LossFn;
     ///
     /// let step = training.forward_backward(&data, LossFn::CrossEntropy)?;
@@ -136,8 +135,7 @@ impl TrainingClient {
     /// first could not be submitted.
     ///
     /// ```no_run
-    /// # fn main() -> tinker::Result<()> {
-    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
     /// use tinker::{AdamParams, LossFn};
     ///
     /// let (step, optim) = training
@@ -173,8 +171,7 @@ impl TrainingClient {
     /// `surrogate_loss:sum`. Where the service can run the formula itself, it does.
     ///
     /// ```no_run
-    /// # fn main() -> tinker::Result<()> {
-    /// # let (training, data): (tinker::TrainingClient, Vec<tinker::Datum>) = unimplemented!();
+    /// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
     /// use tinker::loss::{input, logprobs};
     ///
     /// let ratio = (logprobs() - input("logprobs")).exp();

@@ -19,9 +19,7 @@ use crate::types::QueueStatus;
 /// cancels nothing.
 ///
 /// ```no_run
-/// # fn main() -> tinker::Result<()> {
-/// # let training: tinker::TrainingClient = unimplemented!();
-/// # let data: Vec<tinker::Datum> = vec![];
+/// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
 /// use std::time::Duration;
 /// use tinker::{AdamParams, LossFn};
 ///
