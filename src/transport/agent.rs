@@ -9,7 +9,9 @@ use std::time::Duration;
 use ureq::http::Uri;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::unversioned::transport::{
+    ConnectionDetails, Connector, DefaultConnector, NextTimeout, TcpConnector, Transport,
+};
 use ureq::{Agent, Proxy};
 
 use super::fault::LookupFailed;
@@ -105,8 +107,9 @@ fn size(pool: Pool) -> (usize, usize, usize) {
         Pool::Session => (8, 16 * KB, 16 * KB),
         Pool::Train => (64, 16 * KB, 128 * KB),
         Pool::Sample => (512, 8 * KB, 8 * KB),
-        // Room for the headers of both directions, a long token included.
-        Pool::Retrieve => (2_048, 8 * KB, 6 * KB),
+        // Room for the headers of both directions, a long token included. ureq wants 10 kB of
+        // input to send a body and would move to a larger buffer for it.
+        Pool::Retrieve => (2_048, 10 * KB, 6 * KB),
         Pool::Poll => (64, 16 * KB, 16 * KB),
         Pool::Telemetry => (4, 16 * KB, 16 * KB),
         Pool::Rest => (64, 64 * KB, 64 * KB),
@@ -131,7 +134,31 @@ fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
         .input_buffer_size(input)
         .output_buffer_size(output)
         .build();
-    Agent::with_parts(config, DefaultConnector::default(), SharedNames(names))
+    Agent::with_parts(config, Connections::default(), SharedNames(names))
+}
+
+/// Opens connections. Plain ones skip ureq's chain of connectors, whose frames would stay part of
+/// the stack of every thread that ever connected, thousands of waiting ones among them.
+#[derive(Debug, Default)]
+struct Connections {
+    plain: TcpConnector,
+    any: DefaultConnector,
+}
+
+impl Connector for Connections {
+    type Out = Box<dyn Transport>;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        chained: Option<()>,
+    ) -> Result<Option<Self::Out>, ureq::Error> {
+        if details.needs_tls() || details.config.proxy().is_some() {
+            return self.any.connect(details, chained);
+        }
+        let stream = self.plain.connect(details, chained)?;
+        Ok(stream.map(|stream| Box::new(stream) as Self::Out))
+    }
 }
 
 /// Addresses by host and port. ureq resolves for every request, even one on a pooled connection.
