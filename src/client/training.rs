@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::Receiver;
 
 use super::train_ops::seq;
 use crate::error::{Context, Error, Result};
 use crate::loss::{self, CustomLoss, LossGraph};
-use crate::runtime::forward::{Call, ChunkOutput, Forward, Gather};
+use crate::runtime::forward::{Call, ChunkOutput, ChunkSender, Forward, Gather};
 use crate::runtime::pending::{Pending, Status};
 use crate::runtime::queue::{Gate, Operation, Queue, Single};
 use crate::types::{
@@ -103,7 +103,8 @@ impl TrainingClient {
     ) -> Result<ChunkOutputs> {
         let status = Status::new("forward_backward");
         let call = self.call(data, loss.into(), Pass::Backward, status)?;
-        let (sender, results) = unbounded();
+        let (sender, results) = ChunkSender::new();
+        self.queue.ends_with(sender.aborter());
         let operation = Forward {
             call,
             gather: Gather::Each(sender),

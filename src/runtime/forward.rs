@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::clock::lock;
 use super::core::{Core, Spoken};
 use super::link::{AttemptError, Unaccepted};
-use super::pending::{Promise, Status};
+use super::pending::{Aborter, Promise, Status};
 use super::queue::{Gate, Operation, Worker, classify, training_result};
 use super::sequence::Sent;
 use super::watch::{Accepted, Watch};
@@ -46,7 +46,43 @@ pub(crate) struct Call {
 /// Where the chunks' results go.
 pub(crate) enum Gather {
     Whole(Promise<Vec<ForwardBackwardOutput>>),
-    Each(Sender<Result<ChunkOutput>>),
+    Each(ChunkSender),
+}
+
+/// The working end of a call whose chunks are taken one by one. The other end closes when this
+/// one is dropped, or when someone ends the call early.
+pub(crate) struct ChunkSender(Arc<Mutex<Option<Sender<Result<ChunkOutput>>>>>);
+
+impl ChunkSender {
+    pub(crate) fn new() -> (Self, Receiver<Result<ChunkOutput>>) {
+        let (sender, results) = unbounded();
+        (Self(Arc::new(Mutex::new(Some(sender)))), results)
+    }
+
+    fn send(&self, result: Result<ChunkOutput>) {
+        if let Some(sender) = &*lock(&self.0) {
+            // Whoever takes the chunks may have gone.
+            let _ = sender.send(result);
+        }
+    }
+
+    /// A way for someone else to end the call early. Returns whether it was still open.
+    pub(crate) fn aborter(&self) -> Aborter {
+        let slot = Arc::downgrade(&self.0);
+        Box::new(move |error| {
+            let Some(slot) = slot.upgrade() else {
+                return false;
+            };
+            let mut sender = lock(&slot);
+            let open = sender.is_some();
+            if let Some(error) = error
+                && let Some(sender) = sender.take()
+            {
+                let _ = sender.send(Err(error));
+            }
+            open
+        })
+    }
 }
 
 /// The result of one chunk of a call.
@@ -483,8 +519,7 @@ impl Gathered {
         state.left -= 1;
         match &state.gather {
             Some(Gather::Each(sender)) => {
-                // Whoever takes the chunks may have gone.
-                let _ = sender.send(Ok(ChunkOutput {
+                sender.send(Ok(ChunkOutput {
                     range,
                     chunks: self.chunks,
                     output,
@@ -508,9 +543,7 @@ impl Gathered {
         let mut state = lock(&self.state);
         match &state.gather {
             // Other chunks may still arrive; each failure is an item of its own.
-            Some(Gather::Each(sender)) => {
-                let _ = sender.send(Err(error));
-            }
+            Some(Gather::Each(sender)) => sender.send(Err(error)),
             _ => {
                 let gather = state.gather.take();
                 drop(state);

@@ -114,12 +114,17 @@ impl Queue {
         let status = Status::new(operation);
         let keep: Arc<dyn Any + Send + Sync> = self.clone();
         let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        self.ends_with(promise.aborter());
+        (status, promise, pending)
+    }
+
+    /// Has an operation ended should the model's sequence break while it waits.
+    pub(crate) fn ends_with(&self, aborter: Aborter) {
         let mut open = lock(&self.shared.open);
         if open.len() >= 64 && open.len().is_power_of_two() {
             open.retain(|is_open| is_open(None));
         }
-        open.push(promise.aborter());
-        (status, promise, pending)
+        open.push(aborter);
     }
 
     /// Queues operations one after the other, with none of another caller between them.

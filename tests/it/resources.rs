@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use tinker::config::Config;
 use tinker::types::FinishReason;
-use tinker::{AdamParams, Error, ModelInput, SamplingParams, ServiceClient};
+use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
 
 use crate::support::fake::{Fake, result_of, train};
 use crate::support::scripted::{Gate, Reply};
@@ -199,11 +199,20 @@ fn killing_the_server_ends_everything_and_leaves_no_thread() {
         let sampler = service.create_sampling_client("some/model").unwrap();
         let prompt = ModelInput::from_ints(vec![1]);
         let optim = training.optim_step(AdamParams::default()).unwrap();
+        let datum = Datum::new(prompt.clone())
+            .with_target_tokens(vec![2])
+            .with_weights(vec![1.0]);
+        let mut chunks = training
+            .forward_backward_chunks(&[datum], LossFn::CrossEntropy)
+            .unwrap();
         let sample = sampler
             .submit_sample(&prompt, SamplingParams::max_tokens(4))
             .unwrap();
         wait_for_word();
-        let errors = [optim.join().err(), sample.join().err()];
+        let chunk = chunks.next().unwrap();
+        assert!(chunks.next().is_none());
+        drop(chunks);
+        let errors = [optim.join().err(), chunk.err(), sample.join().err()];
         for error in errors.iter().flatten() {
             assert!(
                 matches!(
@@ -230,8 +239,8 @@ fn killing_the_server_ends_everything_and_leaves_no_thread() {
         },
     );
     let mut child = Helper::start(NAME, &fake.server.url());
-    // Both operations have been accepted and are being polled.
-    gate.wait_for(2);
+    // All operations have been accepted and are being polled.
+    gate.wait_for(3);
     drop(fake);
     child.go_on();
     let [before, after] = child.read("threads")[..] else {
