@@ -76,6 +76,14 @@ impl Fault {
         }
     }
 
+    /// Whether nobody was found who could answer.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(
+            self.kind,
+            FaultKind::Resolve | FaultKind::Connect | FaultKind::Timeout { sent: false }
+        )
+    }
+
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self.kind, FaultKind::Timeout { .. })
     }
@@ -102,7 +110,8 @@ impl Fault {
         match self.kind {
             FaultKind::Timeout { .. } => Error::Timeout(context),
             FaultKind::Stopped => Error::Closed(context),
-            FaultKind::Request => Error::Config(context),
+            // Trying again changes nothing: the URL, the certificates or the request have to.
+            FaultKind::Tls | FaultKind::Redirect | FaultKind::Request => Error::Config(context),
             _ => Error::Connection(context),
         }
     }
