@@ -1,8 +1,8 @@
 //! `ServiceClient`: the way in.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde::de::DeserializeOwned;
@@ -12,15 +12,16 @@ use super::sampling::{SamplerSource, SamplingClient};
 use super::training::TrainingClient;
 use crate::config::Config;
 use crate::error::{Context, Error, Result};
-use crate::runtime::clock::{Clock, Stop, lock};
+use crate::runtime::clock::{Clock, Stop};
 use crate::runtime::link::Link;
+use crate::runtime::opened::Opened;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::runtime::queue::{Queue, training_result};
 use crate::runtime::session::{Session, fetch_dynamic};
 use crate::runtime::watch::{Accepted, Watch};
+use crate::transport::Transport;
 use crate::types::{
-    ClientConfig, DynamicConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities,
-    WhoAmI, console,
+    ClientConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
 use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply, FutureReply, decode_json};
@@ -59,14 +60,9 @@ struct Inner {
     config: Config,
     clock: Clock,
     stop: Stop,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    link: Option<(Arc<Link>, ClientConfig)>,
-    session: Option<Arc<Session>>,
-    closed: bool,
+    transport: Transport,
+    link: Opened<(Arc<Link>, ClientConfig)>,
+    session: Opened<Arc<Session>>,
 }
 
 impl ServiceClient {
@@ -94,7 +90,7 @@ impl ServiceClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the base URL cannot be used.
+    /// [`Error::Config`] if the base URL, a header, a proxy or a certificate cannot be used.
     pub fn new(config: Config) -> Result<Self> {
         Self::with_clock(config, Clock::Real)
     }
@@ -102,13 +98,14 @@ impl ServiceClient {
     /// A client whose pauses a test can read instead of sitting through.
     #[doc(hidden)]
     pub fn with_clock(config: Config, clock: Clock) -> Result<Self> {
-        config.base_url()?;
         Ok(Self {
             inner: Arc::new(Inner {
+                transport: Transport::new(&config)?,
                 config,
                 clock,
                 stop: Stop::default(),
-                state: Mutex::default(),
+                link: Opened::default(),
+                session: Opened::default(),
             }),
         })
     }
@@ -274,59 +271,49 @@ impl ServiceClient {
     ///
     /// The first close wins; further ones do nothing. Without it the last drop closes the
     /// session as a success, or as errored during a panic. A program that is interrupted can
-    /// pass [`FinishReason::Interrupted`].
+    /// pass [`FinishReason::Interrupted`]. A call that another thread is making, the opening of
+    /// the session included, ends with [`Error::Closed`].
     ///
     /// # Errors
     ///
     /// If the service could not be told, or [`Error::Closed`] counting operations that were still
     /// queued and are given up. The client is closed in any case.
     pub fn close(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
-        let session = {
-            let mut state = lock(&self.inner.state);
-            state.closed = true;
-            state.link = None;
-            state.session.take()
-        };
-        let result = match session {
+        self.inner.link.close();
+        let result = match self.inner.session.close() {
             Some(session) => session.close(reason, detail),
             None => Ok(()),
         };
+        // Also for those who are just opening the session, or never needed one.
         self.inner.stop.set();
+        self.inner.transport.stop();
         result
     }
 
     /// The session, opened at the first call. Others wait for it rather than open their own.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
-        let mut state = lock(&self.inner.state);
-        if let Some(session) = &state.session {
-            session.check_open()?;
-            return Ok(session.clone());
-        }
-        let (link, client_config) = self.connect(&mut state)?;
-        let dynamic: DynamicConfig = fetch_dynamic(&link)?;
-        let session = Session::open(link, self.inner.config.clone(), client_config, dynamic)?;
-        state.session = Some(session.clone());
+        let session = self.inner.session.get(|| {
+            let (link, client_config) = self.connect()?;
+            let dynamic = fetch_dynamic(&link)?;
+            Session::open(link, self.inner.config.clone(), client_config, dynamic)
+        })?;
+        session.check_open()?;
         Ok(session)
     }
 
     /// The connections, without a session.
     pub(super) fn link(&self) -> Result<Arc<Link>> {
-        let mut state = lock(&self.inner.state);
-        Ok(self.connect(&mut state)?.0)
+        Ok(self.connect()?.0)
     }
 
-    fn connect(&self, state: &mut State) -> Result<(Arc<Link>, ClientConfig)> {
-        if state.closed {
-            return Err(Error::Closed(Context::new("create a new client")));
-        }
-        if let Some(known) = &state.link {
-            return Ok(known.clone());
-        }
-        let (clock, stop) = (self.inner.clock.clone(), self.inner.stop.clone());
-        let (link, client_config) = Link::open(&self.inner.config, clock, stop)?;
-        let opened = (Arc::new(link), client_config);
-        state.link = Some(opened.clone());
-        Ok(opened)
+    fn connect(&self) -> Result<(Arc<Link>, ClientConfig)> {
+        let inner = &self.inner;
+        inner.link.get(|| {
+            let (clock, stop) = (inner.clock.clone(), inner.stop.clone());
+            let (link, client_config) =
+                Link::open(&inner.config, inner.transport.clone(), clock, stop)?;
+            Ok((Arc::new(link), client_config))
+        })
     }
 
     pub(super) fn config(&self) -> &Config {
@@ -337,13 +324,10 @@ impl ServiceClient {
 impl fmt::Debug for ServiceClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let base_url = self.inner.config.base_url().unwrap_or_default();
-        let state = lock(&self.inner.state);
+        let session = self.inner.session.peek();
         f.debug_struct("ServiceClient")
             .field("base_url", &base_url)
-            .field(
-                "session",
-                &state.session.as_ref().map(|s| &s.core.session_id),
-            )
+            .field("session", &session.as_ref().map(|s| &s.core.session_id))
             .finish_non_exhaustive()
     }
 }

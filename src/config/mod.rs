@@ -94,6 +94,7 @@ pub struct Config {
     pub(crate) patience: Duration,
     pub(crate) stuck_after: Duration,
     pub(crate) heartbeat: Duration,
+    pub(crate) poll_timeout: Duration,
     pub(crate) queue_observer: Option<QueueObserver>,
     pub(crate) dialect: Dialect,
     pub(crate) telemetry: bool,
@@ -242,6 +243,7 @@ impl Default for Config {
             patience: Duration::from_secs(300),
             stuck_after: Duration::from_secs(7_200),
             heartbeat: Duration::from_secs(10),
+            poll_timeout: Duration::from_secs(45),
             queue_observer: None,
             dialect: Dialect::Auto,
             telemetry: true,
@@ -413,8 +415,23 @@ impl Config {
         self
     }
 
-    /// How long a result's polls may fail without a break before the operation fails. Default:
-    /// 5 minutes.
+    /// How long failures without a break are borne before they surface: of a call that is
+    /// repeated, the first one of a client included, of a sample's submissions and of a result's
+    /// polls. A service that cannot be reached is named in a warning at once. Default: 5 minutes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tinker::{ServiceClient, config::Config};
+    ///
+    /// // Nobody listens there: an interactive tool would rather know soon.
+    /// let config = Config::default()
+    ///     .with_base_url("http://127.0.0.1:9")
+    ///     .with_api_key("tml-mine")
+    ///     .with_patience(Duration::ZERO);
+    /// let error = ServiceClient::new(config)?.capabilities().unwrap_err();
+    /// assert!(error.to_string().contains("check the base URL"));
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
     #[must_use]
     pub fn with_patience(mut self, limit: Duration) -> Self {
         self.patience = limit;
@@ -435,6 +452,14 @@ impl Config {
     #[must_use]
     pub fn with_heartbeat_interval(mut self, interval: Duration) -> Self {
         self.heartbeat = interval;
+        self
+    }
+
+    /// How long a poll for a result is held open. The service expects 45 s; tests set it shorter.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_poll_timeout(mut self, limit: Duration) -> Self {
+        self.poll_timeout = limit;
         self
     }
 

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::de::DeserializeOwned;
@@ -33,6 +34,10 @@ pub(crate) struct Link {
     stop: Stop,
     auth: Credentials,
     billing: Mutex<BillingWindow>,
+    /// How long a call that keeps failing is repeated.
+    patience: Duration,
+    /// Whether the user has been told that nobody answers.
+    unreachable: AtomicBool,
 }
 
 enum Credentials {
@@ -93,15 +98,15 @@ impl Effort {
 impl Link {
     /// Finds the credential and asks the service how it wants to be spoken to. A server that has
     /// no `client/config` gets the defaults.
-    pub(crate) fn open(config: &Config, clock: Clock, stop: Stop) -> Result<(Self, ClientConfig)> {
+    pub(crate) fn open(
+        config: &Config,
+        transport: Transport,
+        clock: Clock,
+        stop: Stop,
+    ) -> Result<(Self, ClientConfig)> {
         let credential = Credential::resolve(config, CommandPolicy::Optional)?;
-        let mut link = Self {
-            transport: Transport::new(config)?,
-            clock,
-            stop,
-            auth: Credentials::Key(credential.secret()?),
-            billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
-        };
+        let key = Credentials::Key(credential.secret()?);
+        let mut link = Self::new(config, transport, clock, stop, key);
         let client_config: ClientConfig = link
             .optional(&route::CLIENT_CONFIG, &config_body()?)?
             .unwrap_or_default();
@@ -131,15 +136,27 @@ impl Link {
         } else {
             Credentials::Key(Credential::resolve_key(config)?)
         };
-        let link = Self {
-            transport: Transport::new(config)?,
+        let link = Self::new(config, Transport::new(config)?, clock, stop, auth);
+        link.set_billing_pause(client_config);
+        Ok(link)
+    }
+
+    fn new(
+        config: &Config,
+        transport: Transport,
+        clock: Clock,
+        stop: Stop,
+        auth: Credentials,
+    ) -> Self {
+        Self {
+            transport,
             clock,
             stop,
             auth,
             billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
-        };
-        link.set_billing_pause(client_config);
-        Ok(link)
+            patience: config.patience,
+            unreachable: AtomicBool::new(false),
+        }
     }
 
     fn set_billing_pause(&self, config: &ClientConfig) {
@@ -270,9 +287,9 @@ impl Link {
         let key = self.key().map_err(AttemptError::Credentials)?;
         let mut request = request;
         request.auth = Auth::Key(&key);
-        self.transport
-            .exchange(&request)
-            .map_err(AttemptError::Fault)
+        let outcome = self.transport.exchange(&request);
+        self.note_reach(&outcome);
+        outcome.map_err(AttemptError::Fault)
     }
 
     /// Whether a 402 falls into the pause for topping up; says so once a minute.
@@ -311,10 +328,10 @@ impl Link {
         decode: &dyn Fn(Response) -> Result<T>,
         arrived: &Cell<bool>,
     ) -> Result<T> {
-        let start = self.clock.now();
+        let mut start = self.clock.now();
         let mut tries = 0;
         loop {
-            let error = match self.round(&request, effort, key, decode, arrived) {
+            let error = match self.round(&request, effort, start, key, decode, arrived) {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
@@ -323,22 +340,32 @@ impl Link {
             }
             if error.status() == Some(402) && self.billing_pause() {
                 self.pause(BILLING_PAUSE, effort.deadline, &error)?;
+                start += BILLING_PAUSE;
                 continue;
             }
             let elapsed = self.clock.now().saturating_duration_since(start);
-            match outer_verdict(&error, tries, elapsed) {
-                Verdict::Retry(delay) => self.pause(delay, effort.deadline, &error)?,
+            match outer_verdict(&error, tries, elapsed, self.patience) {
+                Verdict::Retry(delay) => {
+                    log::warn!(
+                        "still failing after {} s, giving up after {} s: {error}",
+                        elapsed.as_secs(),
+                        self.patience.as_secs()
+                    );
+                    self.pause(delay, effort.deadline, &error)?;
+                }
                 Verdict::Done | Verdict::Fail => return Err(error),
             }
             tries += 1;
         }
     }
 
-    /// Attempts with the same idempotency key, as often as the HTTP layer allows.
+    /// Attempts with the same idempotency key, as often as the HTTP layer allows and while
+    /// patience lasts.
     fn round<T>(
         &self,
         request: &Request<'_>,
         effort: Effort,
+        start: Instant,
         key: &dyn Fn() -> Result<Secret>,
         decode: &dyn Fn(Response) -> Result<T>,
         arrived: &Cell<bool>,
@@ -356,6 +383,7 @@ impl Link {
             attempt.auth = Auth::Key(&key);
             attempt.retry_count = tries;
             let outcome = self.transport.exchange(&attempt);
+            self.note_reach(&outcome);
             let now = SystemTime::now();
             let (outcome, error) = match outcome {
                 Ok(response) if response.is_success() => {
@@ -381,9 +409,11 @@ impl Link {
             if may_have_arrived(&outcome) {
                 arrived.set(true);
             }
+            let spent = self.clock.now().saturating_duration_since(start);
+            let left = self.patience.saturating_sub(spent);
             match http_verdict(&outcome, tries, effort.retries, now, fastrand::f64()) {
-                Verdict::Retry(delay) if !effort.ends_with(&error) => {
-                    self.pause(delay, effort.deadline, &error)?;
+                Verdict::Retry(delay) if !effort.ends_with(&error) && !left.is_zero() => {
+                    self.pause(delay.min(left), effort.deadline, &error)?;
                 }
                 _ => {
                     if let Ok(response) = &outcome {
@@ -394,6 +424,23 @@ impl Link {
             }
         }
         unreachable!("the verdict ends the loop at its limit of retries")
+    }
+
+    /// Says once that nobody answers, so that a wrong address does not look like patience.
+    fn note_reach(&self, outcome: &Result<Response, Fault>) {
+        let known = self.unreachable.load(Ordering::Relaxed);
+        match outcome {
+            Ok(_) if known => self.unreachable.store(false, Ordering::Relaxed),
+            Err(fault) if !known && fault.is_unreachable() => {
+                self.unreachable.store(true, Ordering::Relaxed);
+                log::warn!(
+                    "cannot reach {}: {fault}; trying for up to {} s (`Config::with_patience`)",
+                    self.transport.base_url(),
+                    self.patience.as_secs()
+                );
+            }
+            _ => {}
+        }
     }
 
     /// Waits before another attempt; an error if the client stops or the deadline comes first.

@@ -10,6 +10,7 @@ pub(crate) mod forward;
 pub(crate) mod future;
 pub(crate) mod limits;
 pub(crate) mod link;
+pub(crate) mod opened;
 pub(crate) mod pending;
 pub(crate) mod poller;
 pub(crate) mod queue;

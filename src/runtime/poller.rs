@@ -234,7 +234,8 @@ impl Shared {
         let label = RETRIEVE_FUTURES.label();
         let outcome = body.map_err(AttemptError::Credentials).and_then(|body| {
             let request = Request::to(&RETRIEVE_FUTURES, RETRIEVE_FUTURES.fixed_path())
-                .with_body(Body::Json(&body));
+                .with_body(Body::Json(&body))
+                .with_read_timeout(core.config.poll_timeout);
             core.link.attempt(request)
         });
         match outcome {

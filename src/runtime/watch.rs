@@ -218,9 +218,11 @@ impl<T: Send + 'static> Watch<T> {
         if self.accepted.binary {
             request = request.with_accept(ACCEPT);
         }
-        if self.crew.is_crowded() {
-            request.read_timeout = Timeout::After(SHARED_POLL);
-        }
+        let limit = match self.crew.is_crowded() {
+            true => SHARED_POLL,
+            false => self.core.config.poll_timeout,
+        };
+        request.read_timeout = Timeout::After(limit);
         self.core
             .link
             .attempt(request)

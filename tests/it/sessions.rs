@@ -1,5 +1,6 @@
 //! A session's life: start-up, heartbeats, telemetry, closing and dropping.
 
+use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -8,6 +9,7 @@ use tinker::types::FinishReason;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, ServiceClient};
 
 use crate::support::fake::{Fake, route, train};
+use crate::support::logs;
 use crate::support::scripted::{Gate, Recorded, Reply};
 
 fn paths(fake: &Fake) -> Vec<String> {
@@ -31,6 +33,67 @@ fn begins_with_the_first_client_in_the_reference_s_order() {
     assert_eq!(paths(&fake), expected);
     let _sampler = service.create_sampling_client("some/model").unwrap();
     assert_eq!(paths(&fake)[5..], ["create_sampling_session"]);
+}
+
+#[test]
+fn one_session_is_opened_for_all_who_ask_at_once() {
+    let fake = Fake::start();
+    let gate = Gate::new();
+    let session = Reply::json(&json!({"session_id": "S1", "type": "create_session"}));
+    fake.reply("create_session", session.after(&gate));
+    let service = fake.service();
+    thread::scope(|scope| {
+        let ask = || scope.spawn(|| service.session_id().unwrap());
+        let asked: Vec<_> = (0..8).map(|_| ask()).collect();
+        gate.wait_for(1);
+        gate.open();
+        for id in asked {
+            assert_eq!(id.join().unwrap(), "S1");
+        }
+    });
+    assert_eq!(fake.bodies("create_session").len(), 1);
+}
+
+#[test]
+fn closing_ends_whoever_is_opening_the_session() {
+    for stalled in ["client/config", "client/dynamic_config", "create_session"] {
+        let fake = Fake::start();
+        let gate = Gate::new();
+        fake.reply(stalled, Reply::json(&json!({})).after(&gate));
+        let service = fake.service();
+        thread::scope(|scope| {
+            let opener = scope.spawn(|| service.session_id());
+            gate.wait_for(1);
+            service.close(FinishReason::Interrupted, None).unwrap();
+            let error = opener.join().unwrap().unwrap_err();
+            assert!(matches!(error, Error::Closed(_)), "{stalled}: {error}");
+        });
+        // It was not the answer that ended it.
+        assert_eq!(gate.waiting(), 1);
+        assert!(matches!(service.session_id(), Err(Error::Closed(_))));
+    }
+}
+
+#[test]
+fn an_address_where_nobody_listens_is_named_at_once_and_given_up_in_time() {
+    logs::capture();
+    let fake = Fake::start();
+    let patience = Duration::from_secs(20);
+    // Too low a port for anything that binds to a free one.
+    let config = fake
+        .config()
+        .with_base_url("http://127.0.0.1:1")
+        .with_patience(patience);
+    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let error = service.session_id().unwrap_err();
+    assert!(matches!(error, Error::Connection(_)), "{error}");
+    assert!(error.to_string().contains("check the base URL"), "{error}");
+    assert_eq!(fake.clock.pauses().iter().sum::<Duration>(), patience);
+    let lines = logs::with("cannot reach http://127.0.0.1:1: ");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for words in ["WARN", "check the base URL", "up to 20 s"] {
+        assert!(lines[0].contains(words), "{lines:?}");
+    }
 }
 
 #[test]
@@ -165,7 +228,7 @@ fn the_last_drop_finishes_the_session() {
 fn a_drop_during_a_panic_finishes_as_errored() {
     let fake = Fake::start();
     let service = fake.service();
-    let worker = std::thread::spawn(move || {
+    let worker = thread::spawn(move || {
         let _training = train(&service);
         panic!("on purpose");
     });

@@ -12,8 +12,6 @@ use crate::error::{Context, Error, is_retryable_status};
 
 /// The longest wait a server can ask of the HTTP layer; more is ignored.
 const MAX_SERVER_DELAY: Duration = Duration::from_secs(60);
-/// How long the outer layer goes on.
-const OUTER_LIMIT: Duration = Duration::from_secs(300);
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,18 +85,23 @@ fn seconds_until(date: &str, now: SystemTime) -> Option<f64> {
     Some(date.duration_since(now).as_secs_f64())
 }
 
-/// The outer layer's rule: go on for five minutes. `tries` counts its earlier waits, `elapsed`
-/// is the time since the call began.
-pub(crate) fn outer_verdict(error: &Error, tries: u32, elapsed: Duration) -> Verdict {
+/// The outer layer's rule: go on until `limit`. `tries` counts its earlier waits, `elapsed` is
+/// the time since the call began.
+pub(crate) fn outer_verdict(
+    error: &Error,
+    tries: u32,
+    elapsed: Duration,
+    limit: Duration,
+) -> Verdict {
     let passing = match error {
         Error::Connection(_) | Error::Timeout(_) => true,
         Error::Status(context) => context.status.is_some_and(is_retryable_status),
         _ => false,
     };
-    if !passing || elapsed >= OUTER_LIMIT {
+    if !passing || elapsed >= limit {
         return Verdict::Fail;
     }
-    Verdict::Retry(doubling_delay(tries).min(OUTER_LIMIT - elapsed))
+    Verdict::Retry(doubling_delay(tries).min(limit - elapsed))
 }
 
 /// 1, 2, 4, … at most 30 seconds: the outer layer's and the future loop's waits.
