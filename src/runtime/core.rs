@@ -60,7 +60,7 @@ pub(crate) struct Core {
     threads: Mutex<Vec<JoinHandle<()>>>,
     wakers: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     /// Samples waiting to be sent; started with the first one.
-    pub(crate) samples: OnceLock<Dispatcher<Job>>,
+    pub(crate) samples: OnceLock<Dispatcher<Box<Job>>>,
 }
 
 /// Samples nobody wants any more.

@@ -415,7 +415,8 @@ struct Slot<T> {
 }
 
 struct State<T> {
-    result: Option<Result<T>>,
+    /// Boxed: thousands of slots wait empty.
+    result: Option<Box<Result<T>>>,
     done: bool,
     watchers: Vec<Watcher>,
 }
@@ -426,7 +427,7 @@ impl<T> Slot<T> {
         if state.done {
             return;
         }
-        state.result = Some(result);
+        state.result = Some(Box::new(result));
         state.done = true;
         let watchers = std::mem::take(&mut state.watchers);
         drop(state);
@@ -471,7 +472,7 @@ impl<T: Send> Source<T> for Handle<T> {
             let message = "the result was already taken from this handle";
             Err(Error::Internal(Context::new(message)).for_request(self.status.operation))
         };
-        Some(state.result.take().unwrap_or_else(taken))
+        Some(state.result.take().map_or_else(taken, |result| *result))
     }
 
     fn is_finished(&self) -> bool {

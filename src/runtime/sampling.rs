@@ -20,7 +20,7 @@ use crate::transport::{Body, Fault, Request, Response};
 use crate::types::{ModelInput, SampleOptions, SampleResponse};
 use crate::wire::dialect::decode_sample;
 use crate::wire::reply::{FutureReply, JoinSamplingSessionReply, decode_json};
-use crate::wire::request::{AsampleRequest, JoinSamplingSessionRequest, to_json};
+use crate::wire::request::{AsampleRequest, JoinSamplingSessionRequest, to_json, to_json_sized};
 use crate::wire::route::{ASAMPLE, JOIN_SAMPLING_SESSION};
 
 /// Submissions on the wire at once, and shortly after a backoff.
@@ -89,7 +89,7 @@ impl Sampler {
         let status = Status::new("sample");
         let (promise, pending) = promise(status.clone(), OnDrop::Cancels, keep);
         let bytes = prompt.sampling_byte_estimate() as u64;
-        let job = Job {
+        let job = Box::new(Job {
             ticket: self.progress.begin(self.core.link.clock().now()),
             sampler: self.clone(),
             prompt,
@@ -102,7 +102,7 @@ impl Sampler {
             attempts: 0,
             refusals: 0,
             refused_since: None,
-        };
+        });
         dispatcher(&self.core, &self.backoff)?.push(job, bytes);
         Ok(pending)
     }
@@ -173,7 +173,7 @@ impl Drop for Sampler {
 }
 
 /// The session's dispatcher; starts it with the first sample.
-fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dispatcher<Job>> {
+fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dispatcher<Box<Job>>> {
     if let Some(dispatcher) = core.samples.get() {
         return Ok(dispatcher);
     }
@@ -239,7 +239,7 @@ enum Submitted {
 
 impl Job {
     /// Submits the sample and waits for its result; runs on a thread that may wait.
-    pub(crate) fn go(mut self, post: Post, flight: Option<Flight>) {
+    pub(crate) fn go(mut self: Box<Self>, post: Post, flight: Option<Flight>) {
         if self.status.is_cancelled() {
             return;
         }
@@ -275,15 +275,14 @@ impl Job {
         let request = Request::to(&ASAMPLE, ASAMPLE.fixed_path())
             .with_body(Body::Json(&body))
             .with_header("X-Tinker-Sampling-Backpressure", "1");
-        let label = ASAMPLE.label();
         match core.link.attempt(request) {
             Ok(response) if response.is_success() => match decode_json(&response.body) {
                 Ok(reply) => Submitted::Accepted(reply),
-                Err(error) => Submitted::Again(error.for_request(&label)),
+                Err(error) => Submitted::Again(error.for_request(&ASAMPLE.label())),
             },
-            Ok(response) => self.refused(&response, &label),
+            Ok(response) => self.refused(&response),
             Err(AttemptError::Credentials(error)) => Submitted::Fatal(error),
-            Err(AttemptError::Fault(fault)) => unanswered(&fault, &label),
+            Err(AttemptError::Fault(fault)) => unanswered(&fault),
         }
     }
 
@@ -296,15 +295,20 @@ impl Job {
         self.number = Some(number);
         let sampler = self.sampler.clone();
         let (prompt, options) = (self.prompt.clone(), self.options.clone());
-        self.sampler.core.cpu.run(self.bytes as usize, move || {
+        // The estimate is for the prompt's numbers; the rest is some 400 bytes.
+        let (bytes, capacity) = (self.bytes as usize, self.bytes as usize + 512);
+        self.sampler.core.cpu.run(bytes, move || {
             let session = sampler.sampling_session_id.as_str();
             let request = AsampleRequest::new(session, number, &prompt, &options);
-            to_json(&request.with_stability_info(sampler.record_stability_info))
+            to_json_sized(
+                &request.with_stability_info(sampler.record_stability_info),
+                capacity,
+            )
         })
     }
 
-    fn refused(&self, response: &Response, label: &str) -> Submitted {
-        let error = error_from_response(response, label, SystemTime::now());
+    fn refused(&self, response: &Response) -> Submitted {
+        let error = error_from_response(response, &ASAMPLE.label(), SystemTime::now());
         let paused = || self.sampler.core.link.billing_pause();
         match response.status() {
             429 => Submitted::Backoff(error.retry_after().unwrap_or(self.backoff())),
@@ -322,7 +326,7 @@ impl Job {
     }
 
     /// The submission may or may not have arrived: the same number again, so that it counts once.
-    fn again(mut self, error: Error, flight: Option<Flight>) {
+    fn again(mut self: Box<Self>, error: Error, flight: Option<Flight>) {
         let now = self.sampler.core.link.clock().now();
         let since = *self.refused_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= self.sampler.core.patience() {
@@ -340,7 +344,7 @@ impl Job {
         self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
     }
 
-    fn await_result(mut self, reply: FutureReply, flight: Option<Flight>) {
+    fn await_result(mut self: Box<Self>, reply: FutureReply, flight: Option<Flight>) {
         let core = self.sampler.core.clone();
         let id = reply.request_id;
         self.status.accepted(&id);
@@ -389,7 +393,7 @@ impl Job {
         }
     }
 
-    fn finish(self, outcome: Outcome<SampleResponse>, flight: Option<Flight>) {
+    fn finish(self: Box<Self>, outcome: Outcome<SampleResponse>, flight: Option<Flight>) {
         match outcome {
             Outcome::Ready(response) => match self.options.check_response(&response) {
                 Ok(()) => self.succeed(response),
@@ -408,13 +412,13 @@ impl Job {
         let tokens = response.sequences.iter().map(|s| s.tokens.len()).sum();
         let now = self.sampler.core.link.clock().now();
         self.sampler.progress.succeeded(tokens, now);
-        self.sampler.progress.log(self.sampler.waiting(), now);
+        self.sampler.progress.log(now, || self.sampler.waiting());
         drop(self.ticket);
         self.promise.resolve(Ok(response));
     }
 
     /// Submits the sample again, as a new request.
-    fn retry(mut self, error: Error, flight: Option<Flight>) {
+    fn retry(mut self: Box<Self>, error: Error, flight: Option<Flight>) {
         if self.status.is_cancelled() || matches!(error, Error::Closed(_)) || !self.retries {
             return self.fail(error);
         }
@@ -430,7 +434,7 @@ impl Job {
         self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
     }
 
-    fn requeue(self, push: impl FnOnce(&Dispatcher<Job>, Job)) {
+    fn requeue(self: Box<Self>, push: impl FnOnce(&Dispatcher<Box<Job>>, Box<Self>)) {
         let core = self.sampler.core.clone();
         if let Some(samples) = core.samples.get() {
             push(samples, self);
@@ -444,8 +448,8 @@ impl Job {
     }
 }
 
-fn unanswered(fault: &Fault, label: &str) -> Submitted {
-    let error = fault.to_error(label);
+fn unanswered(fault: &Fault) -> Submitted {
+    let error = fault.to_error(&ASAMPLE.label());
     match fault.is_retryable() {
         true => Submitted::Again(error),
         false => Submitted::Fatal(error),
@@ -531,14 +535,14 @@ impl Progress {
         now.saturating_duration_since(lock(&self.counts).last_success)
     }
 
-    fn log(&self, waiting: usize, now: Instant) {
+    fn log(&self, now: Instant, waiting: impl FnOnce() -> usize) {
         let mut counts = lock(&self.counts);
         if now.saturating_duration_since(counts.last_log) < PROGRESS_LOG {
             return;
         }
         counts.last_log = now;
         drop(counts);
-        log::info!("sampling: {}", self.snapshot(waiting));
+        log::info!("sampling: {}", self.snapshot(waiting()));
     }
 
     pub(crate) fn snapshot(&self, waiting: usize) -> SamplingProgress {

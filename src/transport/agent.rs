@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ureq::http::Uri;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{
-    ConnectionDetails, Connector, DefaultConnector, NextTimeout, TcpConnector, Transport,
-};
+use ureq::unversioned::transport::NextTimeout;
 use ureq::{Agent, Proxy};
 
+use super::connect::Connections;
 use super::fault::LookupFailed;
 use crate::config::{Config, Proxies, Secret};
 use crate::error::{Context, Error, Result};
@@ -31,10 +30,12 @@ pub(super) struct Agents {
     proxies: ProxyRules,
 }
 
-/// One agent and its switches.
+/// The agent of one purpose, and its switches.
 #[derive(Debug)]
 struct Lane {
-    agent: Agent,
+    /// More than one where hundreds of connections may be idle: ureq goes through all of an
+    /// agent's, under its lock, for every request.
+    agents: Vec<Agent>,
     stopped: AtomicBool,
     /// Set when idle connections must not be used again.
     stale: AtomicBool,
@@ -44,8 +45,9 @@ impl Agents {
     pub(super) fn new(config: &Config) -> Result<Self> {
         let tls = tls_config(config)?;
         let names = Arc::new(Names::default());
+        let connections = Connections::default();
         let lanes = Pool::ALL.map(|pool| Lane {
-            agent: build(pool, &tls, Arc::clone(&names)),
+            agents: build(pool, &tls, &connections, &names),
             stopped: AtomicBool::new(false),
             stale: AtomicBool::new(false),
         });
@@ -56,8 +58,17 @@ impl Agents {
         })
     }
 
+    /// The agent for a request of this thread: always the same one, so that a thread finds the
+    /// connection it used before.
     pub(super) fn agent(&self, pool: Pool) -> &Agent {
-        &self.lane(pool).agent
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        let agents = &self.lane(pool).agents;
+        // A thread that is ending has no number any more.
+        let number = NUMBER.try_with(|number| *number).unwrap_or_default();
+        &agents[number % agents.len()]
     }
 
     pub(super) fn proxy_for(&self, url: &str) -> Option<Proxy> {
@@ -68,7 +79,9 @@ impl Agents {
     pub(super) fn stop(&self, pool: Pool) {
         let lane = self.lane(pool);
         lane.stopped.store(true, Ordering::SeqCst);
-        lane.agent.clone().shutdown();
+        for agent in &lane.agents {
+            agent.clone().shutdown();
+        }
     }
 
     pub(super) fn is_stopped(&self, pool: Pool) -> bool {
@@ -99,26 +112,27 @@ impl Agents {
     }
 }
 
-/// Idle connections and buffers (in, out), by how many requests a purpose has in flight and how large
-/// they are. 2,000 waiting calls with ureq's own 128 kB buffers would cost 600 MB.
-fn size(pool: Pool) -> (usize, usize, usize) {
+/// Agents, idle connections of each, and buffers (in, out), by how many requests a purpose has in
+/// flight and how large they are. 2,000 waiting calls with ureq's own 128 kB buffers would cost
+/// 600 MB.
+fn size(pool: Pool) -> (usize, usize, usize, usize) {
     const KB: usize = 1024;
     match pool {
-        Pool::Session => (8, 16 * KB, 16 * KB),
-        Pool::Train => (64, 16 * KB, 128 * KB),
-        Pool::Sample => (512, 8 * KB, 8 * KB),
+        Pool::Session => (1, 8, 16 * KB, 16 * KB),
+        Pool::Train => (1, 64, 16 * KB, 128 * KB),
+        Pool::Sample => (16, 32, 10 * KB, 8 * KB),
         // Room for the headers of both directions, a long token included. ureq wants 10 kB of
         // input to send a body and would move to a larger buffer for it.
-        Pool::Retrieve => (2_048, 10 * KB, 6 * KB),
-        Pool::Poll => (64, 16 * KB, 16 * KB),
-        Pool::Telemetry => (4, 16 * KB, 16 * KB),
-        Pool::Rest => (64, 64 * KB, 64 * KB),
+        Pool::Retrieve => (32, 64, 10 * KB, 6 * KB),
+        Pool::Poll => (1, 64, 16 * KB, 16 * KB),
+        Pool::Telemetry => (1, 4, 16 * KB, 16 * KB),
+        Pool::Rest => (1, 64, 64 * KB, 64 * KB),
     }
 }
 
 /// No global, per-call or resolve timeout: each would start a thread for every request.
-fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
-    let (idle, input, output) = size(pool);
+fn build(pool: Pool, tls: &TlsConfig, connections: &Connections, names: &Arc<Names>) -> Vec<Agent> {
+    let (agents, idle, input, output) = size(pool);
     let config = Agent::config_builder()
         .tls_config(tls.clone())
         .proxy(None)
@@ -134,31 +148,11 @@ fn build(pool: Pool, tls: &TlsConfig, names: Arc<Names>) -> Agent {
         .input_buffer_size(input)
         .output_buffer_size(output)
         .build();
-    Agent::with_parts(config, Connections::default(), SharedNames(names))
-}
-
-/// Opens connections. Plain ones skip ureq's chain of connectors, whose frames would stay part of
-/// the stack of every thread that ever connected, thousands of waiting ones among them.
-#[derive(Debug, Default)]
-struct Connections {
-    plain: TcpConnector,
-    any: DefaultConnector,
-}
-
-impl Connector for Connections {
-    type Out = Box<dyn Transport>;
-
-    fn connect(
-        &self,
-        details: &ConnectionDetails<'_>,
-        chained: Option<()>,
-    ) -> Result<Option<Self::Out>, ureq::Error> {
-        if details.needs_tls() || details.config.proxy().is_some() {
-            return self.any.connect(details, chained);
-        }
-        let stream = self.plain.connect(details, chained)?;
-        Ok(stream.map(|stream| Box::new(stream) as Self::Out))
-    }
+    let agent = || {
+        let names = SharedNames(Arc::clone(names));
+        Agent::with_parts(config.clone(), connections.clone(), names)
+    };
+    std::iter::repeat_with(agent).take(agents).collect()
 }
 
 /// Addresses by host and port. ureq resolves for every request, even one on a pooled connection.
@@ -297,6 +291,9 @@ impl ProxyRules {
     }
 
     fn choose(&self, url: &str) -> Option<Proxy> {
+        if self.http.is_none() && self.https.is_none() {
+            return None;
+        }
         let uri: Uri = url.parse().ok()?;
         let proxy = match uri.scheme_str() {
             Some("https") => self.https.as_ref()?,

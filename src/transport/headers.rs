@@ -1,5 +1,7 @@
 //! The headers of a request: defaults, the client's overrides, the call's own, the key.
 
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ureq::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, RANGE, USER_AGENT};
@@ -11,11 +13,22 @@ use crate::config::{Config, Secret};
 use crate::error::{Context, Error, Result};
 use crate::wire::route::Method;
 
-pub(super) const IDEMPOTENCY_KEY: &str = "x-idempotency-key";
+// Names made once: a name made from text is looked up, lowered and copied for every request.
+pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
+const READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
 
 /// A key that makes repeated attempts of one request recognisable.
+///
+/// The system is asked for randomness once per process; from there the keys count on, so no two
+/// of a process are equal and those of two processes are far apart.
 pub(crate) fn new_idempotency_key() -> String {
-    format!("tinker-sdk-retry-{}", uuid::Uuid::new_v4())
+    static FIRST: LazyLock<u128> = LazyLock::new(|| uuid::Uuid::new_v4().as_u128());
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let next = FIRST.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed).into());
+    let id = uuid::Builder::from_random_bytes(next.to_be_bytes()).into_uuid();
+    format!("tinker-sdk-retry-{id}")
 }
 
 /// What every request of a client carries.
@@ -78,33 +91,35 @@ impl Defaults {
                     headers.insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
                 }
             }
-            Body::Raw { content_type, .. } => set(&mut headers, "content-type", content_type)?,
+            Body::Raw { content_type, .. } => {
+                headers.insert(CONTENT_TYPE, value_of(&CONTENT_TYPE, content_type)?);
+            }
             // Its boundary is known when the form is built.
             Body::Multipart(_) => {}
         }
         if let Some(accept) = request.accept {
-            set(&mut headers, "accept", accept)?;
+            headers.insert(ACCEPT, value_of(&ACCEPT, accept)?);
         }
         if request.method != Method::Get {
-            match request.idempotency_key {
-                Some(key) => set(&mut headers, IDEMPOTENCY_KEY, key)?,
-                None => set(&mut headers, IDEMPOTENCY_KEY, &new_idempotency_key())?,
-            }
+            let key = match request.idempotency_key {
+                Some(key) => value_of(&IDEMPOTENCY_KEY, key)?,
+                None => value_of(&IDEMPOTENCY_KEY, &new_idempotency_key())?,
+            };
+            headers.insert(IDEMPOTENCY_KEY, key);
         }
         for (name, value) in &request.headers {
-            set(&mut headers, name, value)?;
+            insert(&mut headers, name, value).map_err(unsendable)?;
         }
-        set(
-            &mut headers,
-            "x-stainless-retry-count",
-            &request.retry_count.to_string(),
-        )?;
+        headers.insert(RETRY_COUNT, request.retry_count.into());
         if let Some(limit) = read_timeout {
-            let seconds = limit.as_secs_f64().to_string();
-            set(&mut headers, "x-stainless-read-timeout", &seconds)?;
+            let seconds = match limit.subsec_nanos() {
+                0 => limit.as_secs().into(),
+                _ => value_of(&READ_TIMEOUT, &limit.as_secs_f64().to_string())?,
+            };
+            headers.insert(READ_TIMEOUT, seconds);
         }
         if let Auth::Key(key) = request.auth {
-            set(&mut headers, "X-API-Key", key.expose())?;
+            headers.insert(API_KEY, value_of(&API_KEY, key.expose())?);
         }
         Ok(headers)
     }
@@ -131,15 +146,24 @@ pub(super) fn secrets(config: &Config) -> Vec<Secret> {
 fn insert(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), String> {
     let parsed = HeaderName::from_bytes(name.as_bytes())
         .map_err(|_| format!("`{name}` is not a header name: letters, digits and `-` are"))?;
-    let mut value = HeaderValue::from_str(value)
-        .map_err(|_| format!("the value of `{name}` has characters a header cannot carry"))?;
-    value.set_sensitive(true);
-    headers.insert(parsed, value);
+    headers.insert(parsed, sensitive(name, value)?);
     Ok(())
 }
 
-fn set(headers: &mut HeaderMap, name: &str, value: &str) -> Result<(), Fault> {
-    insert(headers, name, value).map_err(|problem| Fault::new(FaultKind::Request, problem))
+/// A value that is shown to nobody, whatever it holds.
+fn sensitive(name: &str, value: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_str(value)
+        .map_err(|_| format!("the value of `{name}` has characters a header cannot carry"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn value_of(name: &HeaderName, value: &str) -> Result<HeaderValue, Fault> {
+    sensitive(name.as_str(), value).map_err(unsendable)
+}
+
+fn unsendable(problem: String) -> Fault {
+    Fault::new(FaultKind::Request, problem)
 }
 
 fn refused(problem: String) -> Error {

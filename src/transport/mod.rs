@@ -10,6 +10,7 @@
 mod agent;
 pub(crate) mod auth;
 mod body;
+mod connect;
 mod download;
 mod fault;
 mod headers;
@@ -232,7 +233,8 @@ impl Transport {
             self.remember(key);
         }
         // A whole URL may name another host, which gets neither the key nor the client's headers.
-        let mut stranger = !redirect::same_origin(&url, self.base_url());
+        let is_path = request.path.starts_with('/');
+        let mut stranger = !is_path && !redirect::same_origin(&url, self.base_url());
         for followed in 0.. {
             // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
             let headers = self.headers(request, method, stranger)?;
@@ -271,7 +273,7 @@ impl Transport {
         if method != request.method {
             headers.remove(http::header::CONTENT_TYPE);
             headers.remove(http::header::CONTENT_ENCODING);
-            headers.remove(headers::IDEMPOTENCY_KEY);
+            headers.remove(&headers::IDEMPOTENCY_KEY);
         }
         match stranger {
             true => Ok(headers::for_stranger(&headers)),
@@ -340,7 +342,8 @@ impl Transport {
             .proxy(agents.proxy_for(url))
             .max_idle_age(agents.usable_age(request.pool))
             .timeout_connect(request.connect_timeout.or(self.inner.connect_timeout))
-            .timeout_recv_response(read)
+            // Per read, not for the whole head: what is left of a limit differs every time, and
+            // each difference is another call to the system.
             .timeout_per_read(read)
             .timeout_per_write(read)
             .build();

@@ -40,9 +40,14 @@ pub(crate) struct Request<'a> {
 impl<'a> Request<'a> {
     pub(crate) fn new(method: Method, path: impl Into<Cow<'a, str>>, pool: Pool) -> Self {
         let path = path.into();
+        let label = label_of(method, &path);
+        Self::labelled(label, method, path, pool)
+    }
+
+    fn labelled(label: String, method: Method, path: Cow<'a, str>, pool: Pool) -> Self {
         Self {
             method,
-            label: label_of(method, &path).into(),
+            label: label.into(),
             path,
             query: Cow::Borrowed(""),
             pool,
@@ -60,8 +65,7 @@ impl<'a> Request<'a> {
     /// A request to an endpoint, with its pool, name, timeout and `x-sdk-*` headers; `path` is
     /// what [`Route::path`] made of its template.
     pub(crate) fn to(route: &Route, path: impl Into<Cow<'a, str>>) -> Self {
-        let mut request = Self::new(route.method, path, route.pool);
-        request.label = route.label().into();
+        let mut request = Self::labelled(route.label(), route.method, path.into(), route.pool);
         // A route that waits as long as any other follows the client's setting.
         if route.timeout != super::READ_TIMEOUT {
             request.read_timeout = Timeout::After(route.timeout);

@@ -22,7 +22,15 @@ use crate::types::{
 ///
 /// [`Error::Invalid`] for a value JSON cannot hold, such as NaN in a tensor.
 pub(crate) fn to_json<T: Serialize + ?Sized>(request: &T) -> Result<Vec<u8>> {
-    serde_json::to_vec(request).map_err(|error| Error::invalid("request", error.to_string()))
+    to_json_sized(request, 128)
+}
+
+/// The same, with an idea of how long it will be: growing step by step costs as much as writing.
+pub(crate) fn to_json_sized<T: Serialize + ?Sized>(request: &T, bytes: usize) -> Result<Vec<u8>> {
+    let mut body = Vec::with_capacity(bytes);
+    serde_json::to_writer(&mut body, request)
+        .map_err(|error| Error::invalid("request", error.to_string()))?;
+    Ok(body)
 }
 
 /// Reads a request's body, on the server.

@@ -1,0 +1,169 @@
+//! Connections as ureq makes them, but a request's head and body leave in one write.
+
+use std::sync::Arc;
+
+use ureq::Error;
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, DefaultConnector, NextTimeout, TcpConnector, Transport,
+};
+
+/// Makes connections. Agents that share one share its TLS sessions too.
+///
+/// Plain connections skip ureq's chain of connectors, whose frames would stay part of the stack of
+/// every thread that ever connected, thousands of waiting ones among them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Connections(Arc<Connectors>);
+
+#[derive(Debug, Default)]
+struct Connectors {
+    plain: TcpConnector,
+    any: DefaultConnector,
+}
+
+impl Connector for Connections {
+    type Out = Joined;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        chained: Option<()>,
+    ) -> Result<Option<Joined>, Error> {
+        let inner = if details.needs_tls() || details.config.proxy().is_some() {
+            self.0.any.connect(details, chained)?
+        } else {
+            let stream = self.0.plain.connect(details, chained)?;
+            stream.map(|stream| Box::new(stream) as Box<dyn Transport>)
+        };
+        Ok(inner.map(Joined::new))
+    }
+}
+
+/// A connection that keeps a short piece of output back until more follows or an answer is
+/// awaited.
+///
+/// ureq sends a head and its body apart: two calls to the system, two packets, two TLS records.
+#[derive(Debug)]
+pub(super) struct Joined {
+    inner: Box<dyn Transport>,
+    held: Vec<u8>,
+}
+
+impl Joined {
+    fn new(inner: Box<dyn Transport>) -> Self {
+        Self {
+            inner,
+            held: Vec::new(),
+        }
+    }
+
+    fn flush(&mut self, timeout: NextTimeout) -> Result<(), Error> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        self.transmit_output(0, timeout)
+    }
+}
+
+impl Transport for Joined {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        self.inner.buffers()
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let held = std::mem::take(&mut self.held);
+        let output = self.inner.buffers().output();
+        if held.is_empty() && amount <= output.len() / 2 {
+            self.held = output[..amount].to_vec();
+            return Ok(());
+        }
+        // What was held goes before, and pushes what no longer fits into a second write.
+        let first = usize::min(amount, output.len() - held.len());
+        let rest = output[first..amount].to_vec();
+        output.copy_within(..first, held.len());
+        output[..held.len()].copy_from_slice(&held);
+        self.inner.transmit_output(held.len() + first, timeout)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.inner.buffers().output()[..rest.len()].copy_from_slice(&rest);
+        self.inner.transmit_output(rest.len(), timeout)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.flush(timeout)?;
+        self.inner.await_input(timeout)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.held.is_empty() && self.inner.is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        self.inner.is_tls()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use ureq::unversioned::transport::LazyBuffers;
+
+    use super::*;
+
+    /// Notes what is written, and answers nothing.
+    #[derive(Debug)]
+    struct Noted {
+        buffers: LazyBuffers,
+        writes: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Transport for Noted {
+        fn buffers(&mut self) -> &mut dyn Buffers {
+            &mut self.buffers
+        }
+
+        fn transmit_output(&mut self, amount: usize, _: NextTimeout) -> Result<(), Error> {
+            let written = String::from_utf8(self.buffers.output()[..amount].to_vec()).unwrap();
+            self.writes.lock().unwrap().push(written);
+            Ok(())
+        }
+
+        fn await_input(&mut self, _: NextTimeout) -> Result<bool, Error> {
+            self.writes.lock().unwrap().push("?".into());
+            Ok(false)
+        }
+
+        fn is_open(&mut self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn short_output_waits_for_what_follows() {
+        #[track_caller]
+        fn check(pieces: &[&str], expected: &[&str]) {
+            let writes = Arc::default();
+            let mut joined = Joined::new(Box::new(Noted {
+                buffers: LazyBuffers::new(8, 8),
+                writes: Arc::clone(&writes),
+            }));
+            for piece in pieces {
+                joined.buffers().output()[..piece.len()].copy_from_slice(piece.as_bytes());
+                let timeout = NextTimeout::default();
+                joined.transmit_output(piece.len(), timeout).unwrap();
+            }
+            joined.await_input(NextTimeout::default()).unwrap();
+            assert!(joined.is_open());
+            assert_eq!(*writes.lock().unwrap(), expected);
+        }
+        check(&[], &["?"]);
+        check(&["get"], &["get", "?"]);
+        check(&["head", "body"], &["headbody", "?"]);
+        check(&["head", "along"], &["headalon", "g", "?"]);
+        check(&["head", "fullfull"], &["headfull", "full", "?"]);
+        check(&["fullfull", "fullfull"], &["fullfull", "fullfull", "?"]);
+        check(&["a", "b", "c"], &["ab", "c", "?"]);
+        check(&["", "body"], &["body", "?"]);
+    }
+}
