@@ -12,7 +12,7 @@ const GOLDEN: &[(&str, &str)] = &[
     ("chunking.json", "tests/it/golden_types.rs"),
     ("cli.json", "later: command line"),
     ("cli_formatting.json", "later: command line"),
-    ("future_scenarios.json", "tests/it/futures.rs"),
+    ("future_scenarios.json", "tests/it/faults/futures.rs"),
     ("fwdbwd_output", "through: proto_responses.json"),
     ("fwdbwd_request", "through: fwdbwd_request.json"),
     (
