@@ -1,7 +1,7 @@
 //! Stopping, reuse, proxies.
 
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 
 use super::*;
 
@@ -60,22 +60,30 @@ fn a_wide_pool_keeps_its_connections() {
     const WIDTH: usize = 64;
     let server = Server::start();
     let transport = transport(&server);
-    for round in 0..3 {
-        let gate = Gate::new();
-        server.always("POST", "x", hello().after(&gate));
-        thread::scope(|scope| {
-            for _ in 0..WIDTH {
-                scope.spawn(|| {
+    // The same threads in every round: each keeps to the connections it has used.
+    let round = Barrier::new(WIDTH + 1);
+    thread::scope(|scope| {
+        for _ in 0..WIDTH {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    round.wait();
                     let mut request = post("x");
                     request.pool = Pool::Retrieve;
                     transport.exchange(&request).unwrap();
-                });
-            }
+                    round.wait();
+                }
+            });
+        }
+        for _ in 0..3 {
+            let gate = Gate::new();
+            server.always("POST", "x", hello().after(&gate));
+            round.wait();
             gate.wait_for(WIDTH);
             gate.open();
-        });
-        assert_eq!(server.connections(), WIDTH, "round {round}");
-    }
+            round.wait();
+            assert_eq!(server.connections(), WIDTH);
+        }
+    });
 }
 
 #[test]
