@@ -62,17 +62,20 @@ impl Clock {
         }
     }
 
-    /// Waits for `changed`, at most for `limit`, which a recorded clock takes as already over.
+    /// Waits for `changed`, at most for `limit`, which a recorded clock takes as already over,
+    /// or until the next `beat`, which it never reaches.
     pub(crate) fn wait_for<T>(
         &self,
         changed: &Condvar,
         guard: MutexGuard<'_, T>,
         limit: Option<Duration>,
+        beat: Option<Duration>,
     ) {
-        match (self, limit) {
-            (_, None) => drop(changed.wait(guard)),
-            (Self::Real, Some(limit)) => drop(changed.wait_timeout(guard, limit)),
-            (Self::Recorded(recording), Some(limit)) => {
+        let soonest = [limit, beat].into_iter().flatten().min();
+        match (self, limit, soonest) {
+            (Self::Real, _, Some(limit)) => drop(changed.wait_timeout(guard, limit)),
+            (Self::Real, ..) | (Self::Recorded(_), None, _) => drop(changed.wait(guard)),
+            (Self::Recorded(recording), Some(limit), _) => {
                 let mut state = lock(&recording.state);
                 state.0 += limit;
                 state.1.push(limit);

@@ -17,7 +17,7 @@ use super::dispatch::Dispatcher;
 use super::limits::{Buffers, Bytes, BytesGuard};
 use super::link::{Effort, Link};
 use super::pending::Status;
-use super::sampling::{COURIERS, Job};
+use super::sampling::{Job, POLLED_POSTS};
 use super::telemetry::Telemetry;
 use crate::config::{Config, Dialect, QueueObserver};
 use crate::error::{Context, Error, Result};
@@ -40,8 +40,10 @@ pub(crate) struct Core {
     pub(crate) session_id: String,
     /// Threads that wait for everything but samples.
     pub(crate) crew: Crew,
-    /// Threads that submit samples and wait for them; few where a poller does the waiting.
+    /// Threads that submit samples, and wait for them unless a poller does.
     pub(crate) couriers: Crew,
+    /// Threads that fetch the samples a poller has announced.
+    pub(crate) fetchers: Crew,
     pub(crate) cpu: Cpu,
     pub(crate) telemetry: Telemetry,
     /// Bytes of training requests on the wire.
@@ -98,14 +100,12 @@ impl Core {
         };
         // Apart, so that a flood of samples never holds up a training result.
         let crew = Crew::new("tinker-wait", config.max_waiting_threads);
-        let couriers = match client_config.sample_use_retrieve_futures {
-            true => COURIERS.min(config.max_waiting_threads),
-            false => config.max_waiting_threads,
-        };
-        let couriers = Crew::new("tinker-sample", couriers);
+        let couriers = Crew::new("tinker-sample", config.max_waiting_threads);
+        let fetchers = Crew::new("tinker-fetch", POLLED_POSTS.min(config.max_waiting_threads));
         Self {
             crew,
             couriers,
+            fetchers,
             cpu: Cpu::default(),
             dispatch: Bytes::new(client_config.fwdbwd_dispatch_bytes_semaphore_size),
             buffers: Buffers::default(),
@@ -170,6 +170,7 @@ impl Core {
             wake();
         }
         self.couriers.close();
+        self.fetchers.close();
         self.crew.close();
         let threads = std::mem::take(&mut *lock(&self.threads));
         for handle in threads {

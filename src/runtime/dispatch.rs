@@ -31,6 +31,10 @@ const FLIGHTS_AT_ONCE: usize = 400;
 const RAMP_STEP: usize = 16;
 const RAMP_PAUSE: Duration = Duration::from_millis(20);
 
+/// A submission that goes unanswered for this long, or twice as long at most, no longer counts:
+/// silent ones must not hold every permit until their timeout.
+const SILENT: Duration = Duration::from_secs(5);
+
 /// What the reference multiplies a submission's weight by shortly after a backoff.
 const NARROW_WEIGHT: i64 = 20;
 
@@ -101,14 +105,55 @@ struct Usage {
 struct Used {
     /// Counts every change, so that whoever decides to wait cannot miss one.
     version: u64,
-    posts: usize,
+    /// Submissions of the present generation and of the one before; older ones are silent.
+    fresh: Load,
+    aging: Load,
+    generation: u64,
+    /// When the present generation began.
+    turned: Option<Instant>,
     flights: usize,
-    bytes: i64,
     /// Flights that have ended.
     ended: u64,
     /// What the dispatcher waits for. Waking it for anything else costs more than it brings: a
     /// thread that ends a sample takes the next one itself.
     wanted: Wanted,
+}
+
+/// Submissions on the wire.
+#[derive(Debug, Default, Clone, Copy)]
+struct Load {
+    posts: usize,
+    bytes: i64,
+}
+
+impl Used {
+    fn posts(&self) -> usize {
+        self.fresh.posts + self.aging.posts
+    }
+
+    fn bytes(&self) -> i64 {
+        self.fresh.bytes.saturating_add(self.aging.bytes)
+    }
+
+    /// Begins a new generation when the present one has lasted long enough.
+    fn turn(&mut self, now: Instant) {
+        let turned = *self.turned.get_or_insert(now);
+        if now.saturating_duration_since(turned) >= SILENT {
+            self.aging = std::mem::take(&mut self.fresh);
+            self.generation += 1;
+            self.turned = Some(now);
+        }
+    }
+
+    fn answered(&mut self, generation: u64, bytes: i64) {
+        let load = match self.generation - generation {
+            0 => &mut self.fresh,
+            1 => &mut self.aging,
+            _ => return,
+        };
+        load.posts -= 1;
+        load.bytes -= bytes;
+    }
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -137,14 +182,14 @@ impl Usage {
 /// The right to have one submission on the wire.
 pub(crate) struct Post {
     usage: Arc<Usage>,
+    generation: u64,
     bytes: i64,
 }
 
 impl Drop for Post {
     fn drop(&mut self) {
         self.usage.change(Wanted::Post, |used| {
-            used.posts -= 1;
-            used.bytes -= self.bytes;
+            used.answered(self.generation, self.bytes);
         });
     }
 }
@@ -190,8 +235,8 @@ fn decide(
     };
     let flights = limits.flights.unwrap_or(usize::MAX);
     // As with every byte budget here, the last one in may overdraw it.
-    let over = used.bytes > i64::try_from(limits.bytes).unwrap_or(i64::MAX);
-    if used.posts >= posts || over {
+    let over = used.bytes() > i64::try_from(limits.bytes).unwrap_or(i64::MAX);
+    if used.posts() >= posts || over {
         Decision::Wait(Wanted::Post)
     } else if !has_flight && used.flights >= flights {
         Decision::Wait(Wanted::Flight)
@@ -313,7 +358,11 @@ impl<J> Dispatcher<J> {
         let Some(first) = queue.ready.front() else {
             return Decision::Wait(Wanted::Job);
         };
-        let used = *lock(&self.0.usage.used);
+        let used = {
+            let mut used = lock(&self.0.usage.used);
+            used.turn(now);
+            *used
+        };
         if used.flights == 0 {
             queue.ramp = FLIGHTS_AT_ONCE;
         }
@@ -346,15 +395,17 @@ impl<J> Dispatcher<J> {
             .saturating_mul(factor);
         let counts_flights = self.0.limits.flights.is_some();
         let takes_flight = counts_flights && queued.flight.is_none();
-        {
+        let generation = {
             let mut used = lock(&self.0.usage.used);
-            used.posts += 1;
-            used.bytes = used.bytes.saturating_add(bytes);
+            used.fresh.posts += 1;
+            used.fresh.bytes = used.fresh.bytes.saturating_add(bytes);
             used.flights += usize::from(takes_flight);
-        }
+            used.generation
+        };
         let usage = &self.0.usage;
         let post = Post {
             usage: usage.clone(),
+            generation,
             bytes,
         };
         let flight = match queued.flight {
@@ -374,7 +425,8 @@ impl<J> Dispatcher<J> {
             return None;
         }
         used.wanted = wanted;
-        self.0.clock.wait_for(&usage.changed, used, limit);
+        let beat = (wanted == Wanted::Post).then_some(SILENT);
+        self.0.clock.wait_for(&usage.changed, used, limit, beat);
         let mut used = lock(&usage.used);
         used.wanted = Wanted::Nothing;
         Some(used.ended)
@@ -416,10 +468,10 @@ mod tests {
     fn decisions() {
         #[track_caller]
         fn check(used: (usize, usize, i64), flight: bool, recent: bool, expected: Decision) {
+            let (posts, flights, bytes) = used;
             let used = Used {
-                posts: used.0,
-                flights: used.1,
-                bytes: used.2,
+                fresh: Load { posts, bytes },
+                flights,
                 ..Used::default()
             };
             assert_eq!(decide(&LIMITS, 5, &used, flight, None, recent), expected);
@@ -456,6 +508,34 @@ mod tests {
         });
         held.truncate(3);
         assert_eq!(waiter.join().unwrap(), 4);
+    }
+
+    #[test]
+    fn silent_submissions_do_not_hold_every_permit() {
+        let (dispatcher, clock, _) = dispatcher(LIMITS);
+        for job in 0..12 {
+            dispatcher.push(job, 1);
+        }
+        let jobs = |dispatcher: &Dispatcher<u32>| {
+            let started = std::iter::from_fn(|| dispatcher.try_next());
+            started
+                .map(|(job, post, _)| (job, post))
+                .collect::<Vec<_>>()
+        };
+        let silent = jobs(&dispatcher);
+        assert_eq!(silent.len(), 4);
+        // A generation may have begun just before; after the second they are old for certain.
+        let stop = crate::runtime::clock::Stop::default();
+        clock.pause(&stop, SILENT);
+        assert!(dispatcher.try_next().is_none());
+        clock.pause(&stop, SILENT);
+        let next = jobs(&dispatcher);
+        assert_eq!(next.len(), 4);
+        // Late answers to the silent ones make no more room than there is.
+        drop(silent);
+        assert!(dispatcher.try_next().is_none());
+        drop(next);
+        assert_eq!(jobs(&dispatcher).len(), 4);
     }
 
     #[test]

@@ -27,8 +27,8 @@ use crate::wire::route::{ASAMPLE, JOIN_SAMPLING_SESSION};
 const POSTS: usize = 400;
 const NARROW_POSTS: usize = 10;
 
-/// The threads for submissions and results when a poller does the waiting.
-pub(crate) const COURIERS: usize = 64;
+/// The same when a poller does the waiting, and how many results are then fetched at once.
+pub(crate) const POLLED_POSTS: usize = 64;
 
 /// Numbers of one clone of a sampler; the next clone's begin above them.
 const CLONE_NUMBERS: u64 = 1_000_000_000;
@@ -179,7 +179,10 @@ fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dis
     }
     let config = &core.client_config;
     let limits = Limits {
-        posts: POSTS,
+        posts: match config.sample_use_retrieve_futures {
+            true => POLLED_POSTS,
+            false => POSTS,
+        },
         narrow_posts: NARROW_POSTS,
         flights: (!config.sample_use_retrieve_futures)
             .then_some(config.sample_max_concurrent_requests),
@@ -379,17 +382,17 @@ impl Job {
                 self.finish(outcome, flight);
             },
         )
-        .giving_up(move || sampler.stuck())
-        .on(core.couriers.clone());
+        .giving_up(move || sampler.stuck());
         match poller {
-            None => watch.run(),
-            Some(poller) => poller.wait(
-                &id,
-                Box::new(move |ended| match ended {
+            None => watch.on(core.couriers.clone()).run(),
+            Some(poller) => {
+                let watch = watch.on(core.fetchers.clone());
+                let fetch = move |ended| match ended {
                     Ok(size) => watch.finished_with(size).start(),
                     Err(error) => watch.fail(error),
-                }),
-            ),
+                };
+                poller.wait(&id, Box::new(fetch));
+            }
         }
     }
 
