@@ -14,7 +14,7 @@ use super::clock::{Clock, Stop, lock};
 use super::future::BILLING_PAUSE;
 use crate::config::{Config, Secret};
 use crate::error::{Context, Error, Result};
-use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
+use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, explain, is_jwt};
 use crate::transport::retry::{
     Billing, BillingWindow, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
 };
@@ -399,7 +399,7 @@ impl Link {
                 }
                 Ok(response) => {
                     let error = error_from_response(&response, &request.label, now);
-                    (Ok(response), error)
+                    (Ok(response), explain(error, &key, now))
                 }
                 Err(fault) => {
                     let error = fault.to_error(&request.label);

@@ -177,6 +177,24 @@ fn decode(token: &str) -> Option<Value> {
     claims.is_object().then_some(claims)
 }
 
+/// Adds to a refusal that the token it was sent with has expired, by this machine's clock.
+pub(crate) fn explain(mut error: Error, key: &Secret, now: SystemTime) -> Error {
+    let refused = error.status() == Some(401) && is_jwt(key);
+    let expires = Claims::parse(key).ok().and_then(|claims| claims.expires);
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    if let (true, Some(expires)) = (refused, expires)
+        && let Some(context) = error.context_mut()
+        && expires <= now.as_secs_f64()
+    {
+        let age = now.as_secs_f64() - expires;
+        context.message = format!(
+            "{}; the token has expired {age:.0} s ago, get a new one",
+            context.message
+        );
+    }
+    error
+}
+
 /// The token that stands in for the credential, fetched once for all who need it.
 ///
 /// A token is used until 60 s before it expires and renewed in the background 300 s before. One
