@@ -109,6 +109,12 @@ pub mod testing {
     pub use crate::runtime::clock::{Clock, Recording};
 }
 
+// What tests share names the crate as a user does.
+#[cfg(test)]
+extern crate self as tinker;
+#[cfg(all(test, feature = "local"))]
+#[path = "../tests/it/support/local.rs"]
+mod local_clients;
 #[cfg(test)]
 #[path = "../tests/it/support/python.rs"]
 mod python;

@@ -10,10 +10,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::client::{SaveOptions, ServiceClient};
-use crate::config::Config;
+use crate::client::SaveOptions;
 use crate::local::LocalServer;
-use crate::types::{AdamParams, Datum, LoraConfig, LossFn, ModelInput};
+use crate::local_clients::{datum, service, train};
+use crate::types::{AdamParams, LossFn};
 use crate::wire::forward_backward::decode_forward_backward_request;
 
 const SCRIPT: &str = r#"
@@ -58,25 +58,8 @@ fn server() -> LocalServer {
         .unwrap()
 }
 
-fn datum(length: usize) -> Datum {
-    let tokens: Vec<i32> = (0..length).map(|i| 97 + (i % 20) as i32).collect();
-    let targets: Vec<i64> = (0..length).map(|i| 98 + (i % 20) as i64).collect();
-    Datum::new(ModelInput::from_ints(tokens))
-        .with_target_tokens(targets)
-        .with_weights(vec![1.0f32; length])
-}
-
 fn run_ours(server: &LocalServer) {
-    let config = Config::default()
-        .with_base_url(server.base_url())
-        .with_api_key("tml-test");
-    let service = ServiceClient::new(config).unwrap();
-    let model = service.capabilities().unwrap().supported_models[0]
-        .model_name
-        .clone();
-    let training = service
-        .create_lora_training_client(&model.unwrap(), LoraConfig::rank(2).with_seed(1))
-        .unwrap();
+    let training = train(&service(server));
     let adam = AdamParams::learning_rate(1e-3);
     let range = |range: std::ops::Range<usize>| range.map(datum).collect::<Vec<_>>();
     let loss = LossFn::CrossEntropy;

@@ -3,15 +3,12 @@
 use tinker::client::{ResumeOptions, SaveOptions};
 use tinker::{AdamParams, Datum, LoraConfig, LossFn, ModelInput, SamplingParams, ServiceClient};
 
+use crate::support::local::base_model;
+
 fn datum() -> Datum {
     Datum::new(ModelInput::from_ints(b"hello worl".map(i32::from).to_vec()))
         .with_target_tokens(b"ello world".map(i64::from).to_vec())
         .with_weights(vec![1.0f32; 10])
-}
-
-fn base_model(service: &ServiceClient) -> String {
-    let models = service.capabilities().unwrap().supported_models;
-    models[0].model_name.clone().unwrap()
 }
 
 #[test]

@@ -2,15 +2,16 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tinker::config::Config;
 use tinker::types::FinishReason;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
 
-use crate::support::fake::{Fake, result_of, train};
-use crate::support::scripted::{Gate, Reply};
+use crate::support::fake::{Fake, result_of, route, train};
+use crate::support::scripted::{Gate, Recorded, Reply};
 
 const URL: &str = "TINKER_TEST_CHILD_URL";
 
@@ -95,8 +96,32 @@ fn client(url: &str) -> ServiceClient {
         .with_base_url(url)
         .with_api_key("tml-test")
         .with_telemetry(false)
+        .with_heartbeat_interval(BEAT)
         .with_close_timeout(Duration::from_millis(100));
     ServiceClient::new(config).unwrap()
+}
+
+/// How often the children's sessions give a sign of life.
+const BEAT: Duration = Duration::from_millis(20);
+
+/// When heartbeats arrived.
+fn heartbeats(fake: &Fake) -> Arc<Mutex<Vec<Instant>>> {
+    let beats = Arc::new(Mutex::new(Vec::new()));
+    let seen = beats.clone();
+    fake.server
+        .on("POST", &route("session_heartbeat"), move |_| {
+            seen.lock().unwrap().push(Instant::now());
+            Reply::json(&json!({"type": "session_heartbeat"}))
+        });
+    beats
+}
+
+/// Waits until this many heartbeats have arrived.
+fn wait_for_beats(fake: &Fake, count: usize) {
+    fake.server.wait_until(|requests| {
+        let is_beat = |request: &&Recorded| request.path.ends_with("session_heartbeat");
+        requests.iter().filter(is_beat).count() >= count
+    });
 }
 
 /// Submits samples that the service does not finish, and says what they cost while they wait.
@@ -125,7 +150,9 @@ fn wait_for_samples(url: &str, count: usize) {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn two_thousand_polls_cost_a_small_thread_each() {
+fn two_thousand_polls_cost_a_small_thread_each_and_delay_no_heartbeat() {
+    const NAME: &str =
+        "resources::two_thousand_polls_cost_a_small_thread_each_and_delay_no_heartbeat";
     if let Some(url) = child_url() {
         return wait_for_samples(&url, 2_000);
     }
@@ -134,12 +161,19 @@ fn two_thousand_polls_cost_a_small_thread_each() {
     let stalled = Reply::json(&json!({"type": "try_again"})).after(&gate);
     fake.server
         .always("POST", "/api/v1/retrieve_future", stalled);
-    let mut child = Helper::start(
-        "resources::two_thousand_polls_cost_a_small_thread_each",
-        &fake.server.url(),
-    );
+    let beats = heartbeats(&fake);
+    let mut child = Helper::start(NAME, &fake.server.url());
     // All of them are polled at once.
     gate.wait_for(2_000);
+    let so_far = beats.lock().unwrap().len();
+    wait_for_beats(&fake, so_far + 10);
+    let late = beats
+        .lock()
+        .unwrap()
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .max();
+    assert!(late < Some(BEAT + Duration::from_secs(2)), "{late:?}");
     child.go_on();
     let [threads, megabytes] = child.read("waiting")[..] else {
         panic!()
@@ -180,6 +214,51 @@ fn a_poller_needs_no_thread_per_sample() {
     assert!(megabytes < 40, "{megabytes} MB");
     drop(child);
     gate.open();
+}
+
+/// Processor time of this process so far, in hundredths of a second.
+fn processor_time() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let (_, after_name) = text.rsplit_once(')').unwrap();
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Three heartbeats are what an idle session does in 30 s, and may cost 5 ms; here the same
+/// three hundred times over.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_idle_session_costs_at_most_5_ms_of_processor_time_in_30_s() {
+    const NAME: &str = "resources::an_idle_session_costs_at_most_5_ms_of_processor_time_in_30_s";
+    const BEATS: usize = 900;
+    if let Some(url) = child_url() {
+        let config = Config::default()
+            .with_base_url(url)
+            .with_api_key("tml-test")
+            .with_heartbeat_interval(Duration::from_millis(1));
+        let service = ServiceClient::new(config).unwrap();
+        service.session_id().unwrap();
+        wait_for_word();
+        let before = processor_time();
+        report("begun", &[]);
+        wait_for_word();
+        report("spent", &[processor_time() - before]);
+        std::process::exit(0);
+    }
+    let fake = Fake::start();
+    let beats = heartbeats(&fake);
+    let mut child = Helper::start(NAME, &fake.server.url());
+    wait_for_beats(&fake, 10);
+    child.go_on();
+    child.read("begun");
+    let before = beats.lock().unwrap().len();
+    wait_for_beats(&fake, before + BEATS);
+    child.go_on();
+    let [hundredths] = child.read("spent")[..] else {
+        panic!()
+    };
+    let milliseconds = 10.0 * hundredths as f64 / (BEATS / 3) as f64;
+    assert!(milliseconds <= 5.0, "{milliseconds} ms");
 }
 
 #[test]

@@ -9,30 +9,19 @@ use std::time::Duration;
 use rayon::prelude::*;
 use serde_json::json;
 use tinker::client::SamplerSource;
-use tinker::config::Config;
 use tinker::local::{Builder, Fault, LocalServer};
-use tinker::testing::Clock;
 use tinker::types::Stop;
 use tinker::{
     Error, ModelInput, SampleOptions, SampleRequest, SamplingClient, SamplingParams, ServiceClient,
 };
 
 use crate::support::fake::Fake;
+use crate::support::local::{base_model, service};
 use crate::support::scripted::{Gate, Reply};
 
-fn service(server: &LocalServer) -> ServiceClient {
-    let config = Config::default()
-        .with_base_url(server.base_url())
-        .with_api_key("tml-test")
-        .with_telemetry(false);
-    ServiceClient::with_clock(config, Clock::recorded()).unwrap()
-}
-
 fn sampler(service: &ServiceClient) -> SamplingClient {
-    let models = service.capabilities().unwrap().supported_models;
-    let model = models[0].model_name.clone().unwrap();
     service
-        .create_sampling_client(SamplerSource::base_model(model))
+        .create_sampling_client(SamplerSource::base_model(base_model(service)))
         .unwrap()
 }
 
@@ -359,7 +348,7 @@ fn dropping_a_handle_cancels_the_sample_where_the_service_listens() {
 fn a_run_without_any_success_counts_as_stuck() {
     let fake = Fake::start();
     let config = fake.config().with_stuck_after(Duration::from_secs(600));
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let sampler = service.create_sampling_client("some/model").unwrap();
     fake.server
         .always("POST", "/api/v1/asample", Reply::hang_up());
@@ -425,24 +414,6 @@ fn rayon_callers_are_not_re_entered() {
         });
     });
     assert_eq!(*lock.lock().unwrap(), 20);
-}
-
-#[test]
-fn samplers_of_one_service_and_key_hold_back_together() {
-    let fake = Fake::start();
-    let (one, two) = (fake.sampler(), fake.sampler());
-    fake.reply("asample", Reply::json(&json!({})).with_status(429));
-    let prompt = ModelInput::from_ints(vec![1]);
-    one.sample(&prompt, SamplingParams::max_tokens(4)).unwrap();
-    assert_eq!(fake.clock.pauses(), [Duration::from_secs(1)]);
-    // The refused one went out again under its number; the second sampler found the way free.
-    two.sample(&prompt, SamplingParams::max_tokens(4)).unwrap();
-    let numbers: Vec<u64> = fake
-        .bodies("asample")
-        .iter()
-        .map(|body| body["seq_id"].as_u64().unwrap())
-        .collect();
-    assert_eq!(numbers, [0, 0, 0]);
 }
 
 /// Samples from a given handle, then prints a handle of its own sampler and waits for the end of

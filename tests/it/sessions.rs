@@ -84,7 +84,7 @@ fn an_address_where_nobody_listens_is_named_at_once_and_given_up_in_time() {
         .config()
         .with_base_url("http://127.0.0.1:1")
         .with_patience(patience);
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let error = service.session_id().unwrap_err();
     assert!(matches!(error, Error::Connection(_)), "{error}");
     assert!(error.to_string().contains("check the base URL"), "{error}");
@@ -277,7 +277,7 @@ fn the_last_drop_may_happen_inside_an_observer_or_a_map() {
         drop(slot.recv().unwrap());
         dropped.send(()).unwrap();
     });
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let training = train(&service);
     drop(service);
     let waiting = json!({"type": "try_again", "queue_state": "active"});
@@ -303,7 +303,7 @@ fn the_last_drop_may_happen_inside_an_observer_or_a_map() {
 fn telemetry_has_the_reference_s_shape_and_no_secrets() {
     let fake = Fake::start();
     let config = fake.config().with_telemetry(true);
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let training = train(&service);
     for (message, category) in [("boom", "user"), ("bang", "server")] {
         let failure = json!({"error": message, "category": category});
@@ -374,6 +374,58 @@ fn telemetry_that_is_off_sends_nothing() {
     let _training = train(&service);
     service.close(FinishReason::Success, None).unwrap();
     assert_eq!(fake.bodies("telemetry").len(), 0);
+}
+
+#[test]
+fn telemetry_that_stalls_holds_up_neither_an_error_nor_the_end() {
+    let fake = Fake::start();
+    let gate = Gate::new();
+    let accepted = Reply::json(&json!({"status": "accepted"}));
+    fake.server
+        .always("POST", &route("telemetry"), accepted.after(&gate));
+    let config = fake
+        .config()
+        .with_telemetry(true)
+        .with_close_timeout(Duration::from_millis(50));
+    let service = fake.client(config);
+    let training = train(&service);
+    fake.reply("retrieve_future", Reply::json(&json!({"error": "boom"})));
+    let step = training.optim_step(AdamParams::default()).unwrap();
+    assert!(matches!(step.join(), Err(Error::Failed(_))));
+    gate.wait_for(1);
+    service.close(FinishReason::Success, None).unwrap();
+    // Neither waited for the answer.
+    assert_eq!(gate.waiting(), 1);
+}
+
+#[test]
+fn telemetry_goes_out_in_batches_of_a_hundred() {
+    let fake = Fake::start();
+    let service = fake.client(fake.config().with_telemetry(true));
+    let training = train(&service);
+    let gate = Gate::new();
+    let accepted = Reply::json(&json!({"status": "accepted"}));
+    fake.reply("telemetry", accepted.after(&gate));
+    // Three events each, while the first batch is held up.
+    for _ in 0..70 {
+        fake.reply("retrieve_future", Reply::json(&json!({"error": "boom"})));
+        let step = training.optim_step(AdamParams::default()).unwrap();
+        assert!(step.join().is_err());
+    }
+    gate.wait_for(1);
+    gate.open();
+    service.close(FinishReason::Success, None).unwrap();
+    let sizes: Vec<usize> = fake
+        .bodies("telemetry")
+        .iter()
+        .map(|batch| batch["events"].as_array().unwrap().len())
+        .collect();
+    // The start of the session is an event too.
+    assert_eq!(sizes.iter().sum::<usize>(), 1 + 3 * 70);
+    assert!(
+        sizes[1] == 100 && sizes.iter().all(|size| *size <= 100),
+        "{sizes:?}"
+    );
 }
 
 fn datum() -> Datum {
@@ -454,7 +506,7 @@ fn dialects_can_be_chosen() {
     ] {
         let fake = Fake::start();
         let config = fake.config().with_dialect(dialect);
-        let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+        let service = fake.client(config);
         let training = train(&service);
         training
             .forward_backward(&[datum()], LossFn::CrossEntropy)
@@ -492,6 +544,25 @@ fn bad_input_says_what_to_do() {
         .with_base_url(&url)
         .with_credential_command("exit 3");
     check(failing, &["credentials", "TINKER_CREDENTIAL_CMD"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "{\"version\": 1, \"keys\": [").unwrap();
+    let name = file.path().file_name().unwrap().to_str().unwrap();
+    let stored = |path: &std::path::Path| {
+        Config::default()
+            .with_base_url(&url)
+            .with_credentials_file(path)
+    };
+    check(stored(file.path()), &[name]);
+    // A folder cannot be read as a file.
+    check(stored(file.path().parent().unwrap()), &["read"]);
+    let refused = Reply::json(&json!({"detail": "no"})).with_status(401);
+    fake.reply("client/config", refused);
+    // Expired in 2001.
+    let expired = "eyJhbGciOiJub25lIn0.eyJleHAiOjEwMDAwMDAwMDB9.x";
+    check(
+        Config::default().with_base_url(&url).with_api_key(expired),
+        &["no; the token has expired", "get a new one"],
+    );
     // Twice the HTTP layer's tries and the outer ones: it never becomes JSON.
     fake.server.always(
         "POST",

@@ -4,45 +4,19 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
-use tinker::config::Config;
 use tinker::local::{Fault, LocalServer};
-use tinker::loss::{input, logprobs};
-use tinker::testing::Clock;
+use tinker::loss::{from_fn, input, logprobs};
 use tinker::types::FinishReason;
-use tinker::{
-    AdamParams, Datum, Error, LoraConfig, LossFn, ModelInput, ServiceClient, TrainingClient,
-};
+use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, ServiceClient, TrainingClient};
+
+use crate::support::local::{config, datum, service, train};
+use crate::support::proto;
 
 /// A server that makes chunks of two data.
 fn chunking() -> tinker::local::Builder {
     LocalServer::builder()
         .flag("fwdbwd_max_chunk_len", 2)
         .record(true)
-}
-
-fn service(server: &LocalServer) -> ServiceClient {
-    let config = Config::default()
-        .with_base_url(server.base_url())
-        .with_api_key("tml-test")
-        .with_telemetry(false);
-    ServiceClient::with_clock(config, Clock::recorded()).unwrap()
-}
-
-fn train(service: &ServiceClient) -> TrainingClient {
-    let models = service.capabilities().unwrap().supported_models;
-    let model = models[0].model_name.clone().unwrap();
-    service
-        .create_lora_training_client(&model, LoraConfig::rank(2).with_seed(1))
-        .unwrap()
-}
-
-/// A datum of `length` tokens, so that results can be told apart.
-fn datum(length: usize) -> Datum {
-    let tokens: Vec<i32> = (0..length).map(|i| 97 + (i % 20) as i32).collect();
-    let targets: Vec<i64> = (0..length).map(|i| 98 + (i % 20) as i64).collect();
-    Datum::new(ModelInput::from_ints(tokens))
-        .with_target_tokens(targets)
-        .with_weights(vec![1.0f32; length])
 }
 
 fn lengths(output: &tinker::ForwardBackwardOutput) -> Vec<usize> {
@@ -60,24 +34,9 @@ fn numbers(server: &LocalServer) -> Vec<u64> {
         .filter(|request| matches!(request.endpoint(), "forward_backward" | "optim_step"))
         .map(|request| match request.json() {
             Some(body) => body["seq_id"].as_u64().unwrap(),
-            None => proto_seq_id(&request.body),
+            None => proto::seq_id(&request.body),
         })
         .collect()
-}
-
-/// Field 2 of the message follows field 1, the model's id.
-fn proto_seq_id(body: &[u8]) -> u64 {
-    assert_eq!(body[0], 0x0a);
-    let after = 2 + usize::from(body[1]);
-    assert_eq!(body[after], 0x10);
-    let mut value = 0;
-    for (index, byte) in body[after + 1..].iter().enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * index);
-        if byte & 0x80 == 0 {
-            break;
-        }
-    }
-    value
 }
 
 #[test]
@@ -336,11 +295,7 @@ fn closing_counts_what_it_gave_up() {
         .fault(Fault::stalled("optim_step"))
         .start()
         .unwrap();
-    let config = Config::default()
-        .with_base_url(server.base_url())
-        .with_api_key("tml-test")
-        .with_close_timeout(Duration::from_millis(50))
-        .with_telemetry(false);
+    let config = config(&server).with_close_timeout(Duration::from_millis(50));
     let service = ServiceClient::new(config).unwrap();
     let training = train(&service);
     let pending: Vec<_> = (0..3)
@@ -381,6 +336,28 @@ fn custom_losses_train_like_the_service_s_own() {
             step.metrics
         );
     }
+}
+
+#[test]
+fn a_panic_in_the_user_s_code_costs_only_its_own_call() {
+    let server = LocalServer::builder().record(true).start().unwrap();
+    let training = train(&service(&server));
+    let panics = |call: &dyn Fn()| {
+        let call = std::panic::AssertUnwindSafe(call);
+        assert!(std::panic::catch_unwind(call).is_err());
+    };
+    panics(&|| {
+        let loss = from_fn(|_, _| panic!("on purpose"));
+        let _ = training.forward_backward_custom(&[datum(2)], loss);
+    });
+    panics(&|| {
+        let optim = training.optim_step(AdamParams::default()).unwrap();
+        let _ = optim.map(|_| panic!("on purpose")).join();
+    });
+    let step = training.train_step(&[datum(2)], LossFn::CrossEntropy, AdamParams::default());
+    step.unwrap().join().unwrap();
+    // The forward pass, the step whose result was thrown away, and the two halves.
+    assert_eq!(numbers(&server), [1, 2, 3, 4]);
 }
 
 #[test]

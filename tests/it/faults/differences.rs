@@ -59,7 +59,7 @@ fn silent_poll(fake: &Fake, path: &str) -> (ServiceClient, Gate) {
     let gate = Gate::new();
     fake.reply(path, super::try_again().after(&gate));
     let config = fake.config().with_poll_timeout(Duration::from_millis(100));
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     (service, gate)
 }
 
@@ -117,7 +117,7 @@ fn difference_a_silent_submission_is_noticed_by_its_timeout_and_sent_again() {
     let gate = Gate::new();
     fake.reply("asample", Reply::json(&json!({})).after(&gate));
     let config = fake.config().with_read_timeout(Duration::from_millis(200));
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     sample(&service.create_sampling_client("some/model").unwrap()).unwrap();
     assert_eq!(gate.waiting(), 1);
     let numbers = sample_numbers(&fake);
@@ -356,7 +356,7 @@ fn difference_an_unknown_fate_fails_everything_at_once_and_names_the_number() {
 fn difference_telemetry_never_carries_headers() {
     let fake = Fake::start();
     let config = fake.config().with_telemetry(true);
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let training = train(&service);
     fake.reply("retrieve_future", status(403));
     let step = training.optim_step(AdamParams::default()).unwrap();

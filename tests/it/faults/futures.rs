@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 use tinker::error::{ErrorCategory, Remedy};
-use tinker::{AdamParams, Error, OptimStepResponse, ServiceClient};
+use tinker::{AdamParams, Error, OptimStepResponse};
 
 use super::{End, rows, sample, sample_numbers, status, times, try_again};
 use crate::support::fake::{Fake, result_of, route, train};
+use crate::support::logs;
 use crate::support::scripted::{Gate, Recorded, Reply};
 
 /// Runs one `optim_step` whose polls get these answers first.
@@ -188,7 +189,7 @@ fn future_try_again_tells_the_observer_what_it_says_and_lives_through_its_panic(
             .unwrap();
         panic!("on purpose");
     });
-    let service = ServiceClient::with_clock(config, fake.clock.clone()).unwrap();
+    let service = fake.client(config);
     let training = train(&service);
     for (code, note) in [
         (200, json!({"type": "try_again", "queue_state": "active"})),
@@ -212,6 +213,29 @@ fn future_try_again_tells_the_observer_what_it_says_and_lives_through_its_panic(
     let expected =
         expected.map(|(state, reason)| ("optim_step", state.to_owned(), reason.map(str::to_owned)));
     assert_eq!(heard, expected);
+}
+
+#[test]
+fn future_queue_states_are_logged_once_a_minute_and_active_never() {
+    logs::capture();
+    let fake = Fake::start();
+    let note = |state: &str, reason: &str| {
+        Reply::json(&json!({
+            "type": "try_again", "queue_state": state, "queue_state_reason": reason,
+        }))
+    };
+    let answers = vec![
+        note("active", "matrix: moving"),
+        note("paused_capacity", "matrix: full"),
+        note("paused_capacity", "matrix: full"),
+        note("paused_rate_limit", "matrix: slow"),
+    ];
+    run(&fake, answers).unwrap();
+    let lines = logs::with("(matrix: ");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for words in ["WARN: optim_step", "paused_capacity", "(matrix: full)"] {
+        assert!(lines[0].contains(words), "{lines:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use tinker::{SamplingClient, SamplingParams, ServiceClient};
+use tinker::{SamplingClient, SamplingParams};
 
 use super::{End, prompt, rows, sample, status, times};
 use crate::support::fake::{Fake, route};
@@ -55,7 +55,9 @@ fn check_with(flags: Value, answers: Vec<Reply>, end: End, pauses: &[u64]) {
     for answer in answers {
         fake.reply("retrieve_futures", answer);
     }
-    assert_eq!(End::of(&sample(&fake.sampler())), end);
+    // Kept until the end: a poll that a closing session interrupts is a fault, too.
+    let sampler = fake.sampler();
+    assert_eq!(End::of(&sample(&sampler)), end);
     fake.check_pauses(pauses);
 }
 
@@ -231,6 +233,6 @@ fn poller_death_is_told_to_all_who_wait_and_to_all_who_come() {
     assert_eq!(submit(&sampler).join().unwrap_err().status(), Some(403));
     assert_eq!(fake.bodies("retrieve_futures").len(), 1);
     // Another sampler has a poller of its own.
-    let service = ServiceClient::with_clock(fake.config(), fake.clock.clone()).unwrap();
+    let service = fake.service();
     sample(&service.create_sampling_client("some/model").unwrap()).unwrap();
 }

@@ -94,7 +94,12 @@ impl Fake {
 
     /// A client whose pauses are recorded instead of slept through.
     pub(crate) fn service(&self) -> ServiceClient {
-        ServiceClient::with_clock(self.config(), self.clock.clone()).unwrap()
+        self.client(self.config())
+    }
+
+    /// The same with a configuration of its own.
+    pub(crate) fn client(&self, config: Config) -> ServiceClient {
+        ServiceClient::with_clock(config, self.clock.clone()).unwrap()
     }
 
     pub(crate) fn training(&self) -> TrainingClient {
