@@ -35,6 +35,25 @@ pub(super) fn data(data: &[Datum]) -> Result<Vec<engine::Datum>> {
         .collect()
 }
 
+/// The examples of a request with nothing but their targets, which weigh nothing.
+pub(super) fn targets_only(data: &[Datum]) -> Result<Vec<engine::Datum>> {
+    let bare: Vec<Datum> = data
+        .iter()
+        .map(|datum| {
+            let bare = Datum::new(datum.model_input().clone());
+            match datum.input("target_tokens") {
+                Some(targets) => bare.with_target_tokens(targets.clone()),
+                None => bare,
+            }
+        })
+        .collect();
+    let mut data = self::data(&bare)?;
+    for datum in &mut data {
+        datum.inputs.weights = vec![0.0; datum.targets.len()];
+    }
+    Ok(data)
+}
+
 fn datum(datum: &Datum) -> Result<engine::Datum> {
     let tokens = prompt(datum.model_input()).map_err(|error| error.within("model_input"))?;
     let within = |name: &str, error: Error| error.within(&format!("loss_fn_inputs.{name}"));
@@ -124,6 +143,10 @@ pub(super) fn output(data: &[engine::Datum], output: engine::LossOutput) -> Forw
     ForwardBackwardOutput::new("TorchLossReturn", outputs.collect(), metrics.into())
 }
 
+/// Why no other optimiser is taken: the service has published Dimuon's settings, not its update.
+pub(super) const ADAM_ONLY: &str = "this server has the optimiser adamw only (dimuon's update rule is not public): use adamw, \
+     with a learning rate that suits it";
+
 /// The settings of an optimiser step; Adam's only.
 pub(super) fn adam(params: &OptimizerParams) -> Result<engine::AdamParams> {
     let OptimizerParams::Adam(AdamParams {
@@ -136,8 +159,7 @@ pub(super) fn adam(params: &OptimizerParams) -> Result<engine::AdamParams> {
         ..
     }) = params
     else {
-        let problem = "this engine has AdamW only";
-        return Err(Error::invalid("optimizer_params", problem));
+        return Err(Error::invalid("optimizer_params", ADAM_ONLY));
     };
     Ok(engine::AdamParams {
         learning_rate: *learning_rate,

@@ -10,12 +10,13 @@ use super::convert;
 use super::engine::{Adapter, LoraSpec, Restore, Trainer};
 use super::futures::Outcome;
 use super::ledger::Kind;
+use super::losses;
 use super::models::Model;
 use super::samplers::Sampler;
 use super::service::Service;
 use crate::error::{Error, Result};
 use crate::types::{
-    CheckpointKind, Datum, LoraConfig, Loss, OptimizerParams, Timestamp, TinkerPath,
+    CheckpointKind, Datum, LoraConfig, Loss, LossFn, OptimizerParams, Timestamp, TinkerPath,
 };
 use crate::wire::output::encode_forward_backward_output;
 
@@ -277,19 +278,33 @@ fn pass(
     loss: &Loss,
     forward_only: bool,
 ) -> Result<Outcome> {
-    let loss = convert::loss(loss)?;
-    let data = convert::data(data)?;
-    let output = if forward_only {
-        trainer.forward(&data, &loss)?
+    let session_id = &model.session_id;
+    let tokens = data
+        .iter()
+        .map(|datum| datum.model_input().length().unwrap_or_default() as u64);
+    let output = if loss.function == LossFn::Custom {
+        losses::pass(
+            &service.losses,
+            session_id,
+            trainer,
+            data,
+            loss,
+            !forward_only,
+        )?
     } else {
-        trainer.forward_backward(&data, &loss)?
+        let (loss, data) = (convert::loss(loss)?, convert::data(data)?);
+        let output = if forward_only {
+            trainer.forward(&data, &loss)?
+        } else {
+            trainer.forward_backward(&data, &loss)?
+        };
+        convert::output(&data, output)
     };
-    let tokens = data.iter().map(|datum| datum.tokens.len() as u64).sum();
     service
         .ledger
-        .count(now(), &model.session_id, Kind::Training, tokens);
+        .count(now(), session_id, Kind::Training, tokens.sum());
     let mut bytes = Vec::new();
-    encode_forward_backward_output(&convert::output(&data, output), &mut bytes)?;
+    encode_forward_backward_output(&output, &mut bytes)?;
     Ok(Outcome::Training(bytes.into()))
 }
 

@@ -36,6 +36,7 @@ mod generate;
 mod http;
 mod jobs;
 mod ledger;
+mod losses;
 mod models;
 mod routes;
 mod samplers;

@@ -22,6 +22,7 @@ use super::futures::{Futures, Outcome};
 use super::http::{Recorder, Refusal, Reply, Request};
 use super::jobs;
 use super::ledger::Ledger;
+use super::losses::Losses;
 use super::models::Models;
 use super::routes::{Found, Route};
 use super::samplers::{Sampler, Samplers};
@@ -45,6 +46,7 @@ pub(super) struct Service {
     pub(super) futures: Arc<Futures>,
     pub(super) models: Models,
     pub(super) samplers: Samplers,
+    pub(super) losses: Losses,
     pub(super) catalogue: Catalogue,
     pub(super) ledger: Ledger,
     pub(super) traces: Traces,
@@ -90,6 +92,7 @@ impl Service {
             futures: Arc::default(),
             models: Models::default(),
             samplers: Samplers::default(),
+            losses: Losses::default(),
             catalogue,
             ledger,
             traces: Traces::default(),
@@ -202,6 +205,7 @@ impl Service {
             }
         }
         self.samplers.remove_session(&session.id, &self.futures);
+        self.losses.remove_session(&session.id);
         if let Err(error) = self.catalogue.keep_session(session) {
             log::warn!("local server: {error}");
         }
@@ -304,9 +308,7 @@ impl Service {
             }
             Route::Download => api::checkpoints::download(self, segment(0), segment(1)),
             Route::CopyWeights => api::checkpoints::copy(self, request),
-            Route::CreateCustomLoss => Err(Refusal::bad(
-                "this server runs no custom loss graphs; compute the loss on the client",
-            )),
+            Route::CreateCustomLoss => api::training::create_custom_loss(self, request),
             Route::Sessions => api::sessions::list(self, request),
             Route::Session => api::sessions::get(self, segment(0)),
             Route::SessionProject => api::sessions::assign_project(self, segment(0), request),

@@ -2,17 +2,23 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
+
 use super::{Answer, future, json};
+use crate::local::convert;
 use crate::local::engine::Family;
+use crate::local::futures::Outcome;
 use crate::local::http::{Refusal, Reply, Request};
 use crate::local::jobs::{self, Work};
 use crate::local::models::{Job, Model};
 use crate::local::service::Service;
+use crate::loss::LossGraph;
 use crate::types::{LoraConfig, Loss, LossFn, ModelData, ModelInfo, OptimizerConfig};
 use crate::wire::compress;
 use crate::wire::dialect::decode_request;
 use crate::wire::request::{
-    CreateModelRequest, GetInfoRequest, OptimStepRequest, UnloadModelRequest,
+    CreateCustomLossRequest, CreateModelRequest, GetInfoRequest, OptimStepRequest,
+    UnloadModelRequest,
 };
 use crate::wire::route;
 
@@ -83,7 +89,7 @@ pub(super) fn check_optimizer(config: &OptimizerConfig) -> Result<(), Refusal> {
     if *config == OptimizerConfig::AdamW {
         return Ok(());
     }
-    Err(Refusal::bad("this server has the optimiser adamw only"))
+    Err(Refusal::bad(convert::ADAM_ONLY))
 }
 
 pub(in crate::local) fn get_info(service: &Service, request: &Request) -> Answer {
@@ -114,6 +120,26 @@ pub(in crate::local) fn unload(service: &Arc<Service>, request: &Request) -> Ans
     let endpoint = route::UNLOAD_MODEL.template;
     let request_id = model.submit(service, None, endpoint, Work::Unload)?;
     Ok(future(request_id, Some(model.id.clone())))
+}
+
+/// Takes in a loss. The result is there at once, but clients expect a future.
+pub(in crate::local) fn create_custom_loss(service: &Service, request: &Request) -> Answer {
+    let wanted: CreateCustomLossRequest<'_> = json(request)?;
+    let graph = LossGraph {
+        name: wanted.name.into_owned(),
+        inputs: wanted.inputs.into_owned(),
+        graph: wanted.graph.into_owned(),
+    };
+    service.sessions.touch(&wanted.session_id)?;
+    let number = wanted.custom_loss_seq_id;
+    let loss_id = service.losses.add(&wanted.session_id, number, &graph)?;
+    let endpoint = route::CREATE_CUSTOM_LOSS.template;
+    let request_id = format!("{}:{endpoint}:{number}", wanted.session_id);
+    if service.futures.open(&request_id, None, None) {
+        let reply = json!({"loss_id": loss_id, "type": endpoint});
+        service.finish(endpoint, &request_id, Outcome::json(&reply));
+    }
+    Ok(future(request_id, None))
 }
 
 /// `forward_backward` and `forward`, in either dialect.

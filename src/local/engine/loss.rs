@@ -65,12 +65,20 @@ impl Loss {
                 low: 1.0 - 3e-4,
                 high: 1.0 + 4e-4,
             }),
+            // The service has published its name, but neither its formula nor its settings.
+            "stable_reinforce" => {
+                return Err(Error::invalid(
+                    "loss_fn",
+                    "`stable_reinforce` is not offered by this engine, because its formula is \
+                     not public; ppo, cispo, gspo or a custom loss may serve instead",
+                ));
+            }
             other => {
                 return Err(Error::invalid(
                     "loss_fn",
                     format!(
                         "`{other}` is not offered by this engine; it has cross_entropy, \
-                         importance_sampling, ppo, cispo, dro and gspo"
+                         importance_sampling, ppo, cispo, dro, gspo and custom"
                     ),
                 ));
             }

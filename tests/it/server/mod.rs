@@ -3,6 +3,7 @@
 mod checkpoints;
 mod http;
 mod load;
+mod losses;
 mod openai;
 mod restart;
 mod sampling;
