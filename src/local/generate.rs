@@ -1,20 +1,18 @@
 //! Text from the engine, piece by piece: whole characters, nothing of a stop string.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::engine::{self, Hooks, StopReason};
-use super::jobs;
-use super::ledger::Kind;
-use super::samplers::Sampler;
+use super::engine::{self, Listener, StopReason};
+use super::samplers::{Sampler, count};
 use super::service::Service;
 use super::vocabulary::Vocabulary;
-use crate::error::Result;
 
 /// One or more prompts, each with its samples.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) sampler: Sampler,
+    /// Checked.
     pub(super) requests: Vec<engine::SampleRequest>,
     pub(super) stops: Vec<String>,
 }
@@ -45,81 +43,165 @@ pub(super) struct Progress<'a> {
     pub(super) reason: Option<&'static str>,
 }
 
-/// Samples, telling `listener` about every piece; one that declines ends the work early.
+/// Whoever hears of a generation; dropped before the end if the engine fails.
+pub(super) trait Audience: Send + Sync {
+    /// A piece of a sample; false if nobody listens any more.
+    fn piece(&self, progress: &Progress<'_>) -> bool;
+
+    /// Every sample, in order. Called once, last.
+    fn end(&self, choices: Vec<Choice>);
+}
+
+/// Samples all prompts side by side, telling the audience about every piece.
 pub(super) fn generate(
-    service: &Service,
-    generation: &Generation,
-    cancelled: &AtomicBool,
-    listener: &(dyn Fn(Progress<'_>) -> bool + Sync),
-) -> Result<Vec<Choice>> {
-    let mut choices = Vec::new();
-    for request in &generation.requests {
-        let offset = choices.len();
-        let texts: Vec<Mutex<Text<'_>>> = (0..request.num_samples)
-            .map(|_| Mutex::new(Text::new(&service.vocabulary, &generation.stops)))
-            .collect();
-        let tell = |index: usize, piece: Piece, reason: Option<&'static str>| {
-            if piece.text.is_empty() && reason.is_none() {
-                return;
-            }
-            let heard = listener(Progress {
-                index: offset + index,
-                text: &piece.text,
-                first: piece.first,
-                reason,
-            });
-            if !heard || service.is_stopping() {
-                cancelled.store(true, Ordering::Relaxed);
-            }
+    service: &Arc<Service>,
+    generation: Generation,
+    audience: impl Audience + 'static,
+) {
+    let Generation {
+        sampler,
+        requests,
+        stops,
+    } = generation;
+    let adapter = sampler.adapter.clone();
+    let samples = requests.iter().map(|request| request.num_samples).sum();
+    let whole = Arc::new(Whole {
+        service: service.clone(),
+        sampler,
+        stops,
+        audience: Box::new(audience),
+        deserted: AtomicBool::new(false),
+        choices: Mutex::new((0..samples).map(|_| None).collect()),
+    });
+    let mut offset = 0;
+    for request in requests {
+        let texts = (0..request.num_samples).map(|_| Mutex::default()).collect();
+        let part = Part {
+            whole: whole.clone(),
+            offset,
+            texts,
         };
-        let on_token = |index: usize, token: u32, _: f32| {
-            let mut text = texts[index].lock().unwrap_or_else(PoisonError::into_inner);
-            tell(index, text.push(token), None);
+        offset += request.num_samples;
+        service
+            .sampling
+            .submit(adapter.clone(), request, Box::new(part));
+    }
+}
+
+/// What the prompts of one generation share.
+struct Whole {
+    service: Arc<Service>,
+    sampler: Sampler,
+    stops: Vec<String>,
+    audience: Box<dyn Audience>,
+    deserted: AtomicBool,
+    /// `None` where a sample is not done.
+    choices: Mutex<Vec<Option<Choice>>>,
+}
+
+impl Whole {
+    fn tell(&self, index: usize, piece: &Piece, reason: Option<&'static str>) {
+        if piece.text.is_empty() && reason.is_none() {
+            return;
+        }
+        let progress = Progress {
+            index,
+            text: &piece.text,
+            first: piece.first,
+            reason,
         };
-        let decode = |tokens: &[u32]| service.vocabulary.decode(tokens);
-        let hooks = Hooks {
-            decode: Some(&decode),
-            on_token: Some(&on_token),
-            cancel: Some(cancelled),
-        };
-        let adapter = generation.sampler.adapter.as_deref();
-        let output = engine::sample(&service.base, adapter, request, hooks)?;
-        let sampled: usize = output.sequences.iter().map(|one| one.tokens.len()).sum();
-        let session = &generation.sampler.session_id;
-        let count = |kind, tokens: usize| {
-            service
-                .ledger
-                .count(jobs::now(), session, kind, tokens as u64);
-        };
-        count(Kind::Prefill, request.prompt.len());
-        count(Kind::Sample, sampled);
-        for (index, sequence) in output.sequences.into_iter().enumerate() {
-            let mut text = texts[index].lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.audience.piece(&progress) {
+            self.deserted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            vocabulary: &self.service.vocabulary,
+            stops: &self.stops,
+        }
+    }
+
+    /// Files samples; the last ones end the generation.
+    fn file(&self, done: Vec<Choice>) {
+        let mut choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        for choice in done {
+            let index = choice.index;
+            choices[index] = Some(choice);
+        }
+        if choices.iter().all(Option::is_some) {
+            let all = choices.drain(..).flatten().collect();
+            drop(choices);
+            self.audience.end(all);
+        }
+    }
+}
+
+/// One prompt and its samples.
+struct Part {
+    whole: Arc<Whole>,
+    /// Samples of the prompts before it.
+    offset: usize,
+    texts: Vec<Mutex<Text>>,
+}
+
+impl Listener for Part {
+    fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        self.whole.service.vocabulary.decode(tokens)
+    }
+
+    fn token(&self, sample: usize, token: u32) {
+        let mut text = lock(&self.texts[sample]);
+        let piece = text.push(self.whole.reader(), token);
+        self.whole.tell(self.offset + sample, &piece, None);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.whole.deserted.load(Ordering::Relaxed) || self.whole.service.is_stopping()
+    }
+
+    fn finish(&self, request: &engine::SampleRequest, output: engine::SampleOutput) {
+        let whole = &self.whole;
+        count(&whole.service, &whole.sampler, request, &output);
+        let mut done = Vec::new();
+        for (sample, sequence) in output.sequences.into_iter().enumerate() {
+            let (index, reader) = (self.offset + sample, whole.reader());
+            let mut text = lock(&self.texts[sample]);
             let reason = match sequence.stop_reason {
                 StopReason::Stop => "stop",
                 StopReason::Length => "length",
             };
-            tell(index, text.finish(), Some(reason));
-            let one = |token: &u32| {
-                let bytes = service.vocabulary.decode(&[*token]);
+            whole.tell(index, &text.finish(reader), Some(reason));
+            let spell = |token: &u32| {
+                let bytes = reader.vocabulary.decode(&[*token]);
                 (*token, String::from_utf8_lossy(&bytes).into_owned())
             };
-            choices.push(Choice {
-                index: offset + index,
-                text: text.whole(),
-                tokens: sequence.tokens.iter().map(one).collect(),
+            done.push(Choice {
+                index,
+                text: text.whole(reader),
+                tokens: sequence.tokens.iter().map(spell).collect(),
                 logprobs: sequence.logprobs,
                 reason,
             });
         }
+        whole.file(done);
     }
-    Ok(choices)
+}
+
+fn lock(text: &Mutex<Text>) -> std::sync::MutexGuard<'_, Text> {
+    text.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What turns tokens into text, and the strings that end one.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    vocabulary: &'a Vocabulary,
+    stops: &'a [String],
 }
 
 /// The text of one sample as it grows.
-struct Text<'a> {
-    vocabulary: &'a Vocabulary,
-    stops: &'a [String],
+#[derive(Default)]
+struct Text {
     tokens: Vec<u32>,
     /// How many bytes were given out.
     sent: usize,
@@ -132,38 +214,31 @@ struct Piece {
     first: bool,
 }
 
-impl<'a> Text<'a> {
-    fn new(vocabulary: &'a Vocabulary, stops: &'a [String]) -> Self {
-        Self {
-            vocabulary,
-            stops,
-            tokens: Vec::new(),
-            sent: 0,
-            begun: false,
-        }
-    }
-
+impl Text {
     /// Adds a token, and gives out what is certain by now.
-    fn push(&mut self, token: u32) -> Piece {
+    fn push(&mut self, reader: Reader<'_>, token: u32) -> Piece {
         self.tokens.push(token);
-        let bytes = self.vocabulary.decode(&self.tokens);
-        let end = match self.stop_at(&bytes) {
+        let bytes = reader.vocabulary.decode(&self.tokens);
+        let end = match reader.stop_at(&bytes) {
             Some(end) => end,
-            None => whole_characters(&bytes, self.sent, bytes.len() - self.begun_stop(&bytes)),
+            None => {
+                let end = finished(&bytes).min(bytes.len() - reader.begun_stop(&bytes));
+                whole_characters(&bytes, self.sent, end)
+            }
         };
         self.give(&bytes, end)
     }
 
     /// Gives out the rest.
-    fn finish(&mut self) -> Piece {
-        let bytes = self.vocabulary.decode(&self.tokens);
-        let end = self.stop_at(&bytes).unwrap_or(bytes.len());
+    fn finish(&mut self, reader: Reader<'_>) -> Piece {
+        let bytes = reader.vocabulary.decode(&self.tokens);
+        let end = reader.stop_at(&bytes).unwrap_or(bytes.len());
         self.give(&bytes, end)
     }
 
-    fn whole(&self) -> String {
-        let bytes = self.vocabulary.decode(&self.tokens);
-        let end = self.stop_at(&bytes).unwrap_or(bytes.len());
+    fn whole(&self, reader: Reader<'_>) -> String {
+        let bytes = reader.vocabulary.decode(&self.tokens);
+        let end = reader.stop_at(&bytes).unwrap_or(bytes.len());
         String::from_utf8_lossy(&bytes[..end]).into_owned()
     }
 
@@ -175,7 +250,9 @@ impl<'a> Text<'a> {
         self.begun |= first;
         Piece { text, first }
     }
+}
 
+impl Reader<'_> {
     /// Where the first stop string begins.
     fn stop_at(&self, bytes: &[u8]) -> Option<usize> {
         let stops = self.stops.iter().filter(|stop| !stop.is_empty());
@@ -201,6 +278,15 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes
         .windows(wanted.len())
         .position(|window| window == wanted)
+}
+
+/// Where the text ends for certain: tokenizers spell a character that lacks its last bytes `U+FFFD`.
+fn finished(bytes: &[u8]) -> usize {
+    let mut text = bytes;
+    while let Some(rest) = text.strip_suffix("\u{fffd}".as_bytes()) {
+        text = rest;
+    }
+    text.len()
 }
 
 /// The end of the last whole character before `end`.
@@ -230,15 +316,19 @@ mod tests {
     #[track_caller]
     fn check(text: &str, stops: &[&str], expected: &[&str]) {
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
-        let mut growing = Text::new(&Vocabulary::Bytes, &stops);
+        let reader = Reader {
+            vocabulary: &Vocabulary::Bytes,
+            stops: &stops,
+        };
+        let mut growing = Text::default();
         let mut pieces: Vec<String> = text
             .bytes()
-            .map(|byte| growing.push(u32::from(byte)).text)
+            .map(|byte| growing.push(reader, u32::from(byte)).text)
             .collect();
-        pieces.push(growing.finish().text);
+        pieces.push(growing.finish(reader).text);
         pieces.retain(|piece| !piece.is_empty());
         assert_eq!(pieces, expected);
-        assert_eq!(growing.whole(), expected.concat());
+        assert_eq!(growing.whole(reader), expected.concat());
     }
 
     #[test]
@@ -249,14 +339,24 @@ mod tests {
     #[test]
     fn broken_characters_do_not_spoil_their_neighbours() {
         let bytes = [0xE2, 0xD4, 0xA5, 0xFF, 0xC3, b'!', 0xF0];
-        let mut growing = Text::new(&Vocabulary::Bytes, &[]);
+        let reader = Reader {
+            vocabulary: &Vocabulary::Bytes,
+            stops: &[],
+        };
+        let mut growing = Text::default();
         let mut text: String = bytes
             .iter()
-            .map(|byte| growing.push(u32::from(*byte)).text)
+            .map(|byte| growing.push(reader, u32::from(*byte)).text)
             .collect();
-        text += &growing.finish().text;
+        text += &growing.finish(reader).text;
         assert_eq!(text, String::from_utf8_lossy(&bytes));
-        assert_eq!(text, growing.whole());
+        assert_eq!(text, growing.whole(reader));
+    }
+
+    #[test]
+    fn a_character_in_several_tokens_waits_for_all_of_them() {
+        check("a\u{fffd}", &[], &["a", "\u{fffd}"]);
+        check("\u{fffd}b", &[], &["\u{fffd}b"]);
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod losses;
 mod models;
 mod routes;
 mod samplers;
+mod sampling;
 mod sequence;
 mod service;
 mod sessions;

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::convert;
-use super::engine::{self, Adapter, Hooks};
+use super::engine::{self, Adapter, Listener};
 use super::futures::{Futures, Outcome};
 use super::http::Refusal;
 use super::jobs;
 use super::ledger::Kind;
 use super::service::Service;
 use crate::error::Result;
-use crate::types::TinkerPath;
+use crate::types::{Timestamp, TinkerPath};
 use crate::wire::sample::encode_sample;
 
 /// A sampling session.
@@ -120,70 +120,92 @@ pub(super) fn submit(
     cancelled: Arc<AtomicBool>,
 ) {
     service.samplers.pending.fetch_add(1, Ordering::Relaxed);
-    let crew = service.clone();
-    let service = service.clone();
-    crew.sample_crew.run(move || {
-        // Released when the work ends, also by a panic.
-        let _slot = Slot(&service.samplers.pending);
-        if cancelled.load(Ordering::Relaxed) {
-            return;
+    let adapter = sampler.adapter.clone();
+    let sample = Sample {
+        service: service.clone(),
+        sampler,
+        request_id,
+        cancelled,
+        start: jobs::now(),
+        ended: AtomicBool::new(false),
+    };
+    match request.check(&service.base) {
+        Ok(()) => service.sampling.submit(adapter, request, Box::new(sample)),
+        Err(error) => sample.end(jobs::refusal(&error)),
+    }
+}
+
+/// A sampling request on its way. Dropped before its end, it has failed.
+struct Sample {
+    service: Arc<Service>,
+    sampler: Arc<Sampler>,
+    request_id: String,
+    cancelled: Arc<AtomicBool>,
+    start: Timestamp,
+    ended: AtomicBool,
+}
+
+impl Sample {
+    fn end(&self, outcome: Outcome) {
+        self.ended.store(true, Ordering::Relaxed);
+        let (session, sampler) = (&self.sampler.session_id, &self.sampler.id);
+        self.service
+            .trace(session, sampler, "asample", &self.request_id, self.start);
+        self.service.finish("asample", &self.request_id, outcome);
+    }
+}
+
+impl Listener for Sample {
+    fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        self.service.vocabulary.decode(tokens)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn finish(&self, request: &engine::SampleRequest, output: engine::SampleOutput) {
+        count(&self.service, &self.sampler, request, &output);
+        let outcome = match convert::sample_response(request, output) {
+            Ok(response) => {
+                let mut bytes = Vec::new();
+                encode_sample(&response, &mut bytes);
+                Outcome::Sample(bytes.into())
+            }
+            Err(error) => jobs::refusal(&error),
+        };
+        self.end(outcome);
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        self.service
+            .samplers
+            .pending
+            .fetch_sub(1, Ordering::Relaxed);
+        if !*self.ended.get_mut() {
+            let failed = Outcome::failed("the engine failed");
+            self.service.futures.finish(&self.request_id, failed);
         }
-        let unfinished = Unfinished(&service.futures, &request_id);
-        let start = jobs::now();
-        let outcome = run(&service, &sampler, &request, &cancelled)
-            .unwrap_or_else(|error| jobs::refusal(&error));
-        service.trace(
-            &sampler.session_id,
-            &sampler.id,
-            "asample",
-            &request_id,
-            start,
-        );
-        service.finish("asample", &request_id, outcome);
-        std::mem::forget(unfinished);
-    });
-}
-
-struct Slot<'a>(&'a AtomicUsize);
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Fails the request if the work panics before its result is filed.
-struct Unfinished<'a>(&'a Futures, &'a str);
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        self.0.finish(self.1, Outcome::failed("the engine failed"));
-    }
-}
-
-fn run(
+/// Writes the tokens that were read and sampled into the ledger.
+pub(super) fn count(
     service: &Service,
     sampler: &Sampler,
     request: &engine::SampleRequest,
-    cancelled: &AtomicBool,
-) -> Result<Outcome> {
-    let decode = |tokens: &[u32]| service.vocabulary.decode(tokens);
-    let hooks = Hooks {
-        decode: Some(&decode),
-        on_token: None,
-        cancel: Some(cancelled),
-    };
-    let output = engine::sample(&service.base, sampler.adapter.as_deref(), request, hooks)?;
+    output: &engine::SampleOutput,
+) {
     let sampled: usize = output.sequences.iter().map(|one| one.tokens.len()).sum();
-    let count = |kind, tokens: usize| {
+    for (kind, tokens) in [
+        (Kind::Prefill, request.prompt.len()),
+        (Kind::Sample, sampled),
+    ] {
         let session = &sampler.session_id;
         service
             .ledger
             .count(jobs::now(), session, kind, tokens as u64);
-    };
-    count(Kind::Prefill, request.prompt.len());
-    count(Kind::Sample, sampled);
-    let mut bytes = Vec::new();
-    encode_sample(&convert::sample_response(request, output)?, &mut bytes);
-    Ok(Outcome::Sample(bytes.into()))
+    }
 }

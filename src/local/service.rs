@@ -26,6 +26,7 @@ use super::losses::Losses;
 use super::models::Models;
 use super::routes::{Found, Route};
 use super::samplers::{Sampler, Samplers};
+use super::sampling::SamplingThread;
 use super::sessions::{Session, Sessions};
 use super::traces::{Span, Traces};
 use super::vocabulary::{self, Vocabulary};
@@ -57,7 +58,7 @@ pub(super) struct Service {
     /// The folder clients load the tokenizer from.
     pub(super) tokenizer: PathBuf,
     pub(super) trainers: Crew,
-    pub(super) sample_crew: Crew,
+    pub(super) sampling: SamplingThread,
     pub(super) long_poll: Duration,
     pub(super) metadata_only_above: usize,
     pub(super) max_request_bytes: usize,
@@ -101,7 +102,7 @@ impl Service {
             vocabulary,
             tokenizer,
             trainers: Crew::new("tinker-local-train", crew)?,
-            sample_crew: Crew::new("tinker-local-sample", crew)?,
+            sampling: SamplingThread::start(&base)?,
             base,
             long_poll: options.long_poll,
             metadata_only_above: options.metadata_only_above,
@@ -167,7 +168,7 @@ impl Service {
     pub(super) fn close(&self) {
         self.futures.cancel_all();
         self.trainers.close();
-        self.sample_crew.close();
+        self.sampling.close();
         self.catalogue.keep_ledger(&self.ledger);
     }
 

@@ -1,8 +1,8 @@
 //! The OpenAI-compatible endpoints: what a request means and how its answer looks.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::sampling::new_sampler;
 use super::{Answer, json as body};
 use crate::local::engine::{self, Family};
-use crate::local::generate::{Choice, Generation, Progress, generate};
+use crate::local::generate::{Audience, Choice, Generation, Progress, generate};
 use crate::local::http::{Refusal, Reply, Request};
 use crate::local::jobs;
 use crate::local::service::Service;
@@ -125,63 +125,73 @@ async fn try_complete(service: &Arc<Service>, request: &Request, style: Style) -
     let wanted: Wanted = body(request)?;
     let shape = Shape::new(&wanted, style);
     let generation = generation(service, wanted, style)?;
+    let prompt_tokens = generation.prompt_tokens();
     if shape.stream {
         let (sender, chunks) = mpsc::unbounded_channel();
-        let service = service.clone();
-        let crew = service.clone();
-        crew.sample_crew.run(move || {
-            let send = |value: Value| {
-                let line = format!("data: {value}\n\n");
-                sender.send(line.into()).is_ok()
-            };
-            let mut prompt_tokens = 0;
-            let mut tokens = 0;
-            let ended = generate(
-                &service,
-                &generation,
-                &AtomicBool::new(false),
-                &|progress| send(shape.chunk(&progress)),
-            );
-            match ended {
-                Ok(choices) => {
-                    prompt_tokens += generation.prompt_tokens();
-                    tokens += choices
-                        .iter()
-                        .map(|choice| choice.tokens.len())
-                        .sum::<usize>();
-                    if shape.include_usage {
-                        let mut last = shape.envelope(true, vec![]);
-                        last["usage"] = usage(prompt_tokens, tokens);
-                        send(last);
-                    }
-                }
-                Err(error) => {
-                    let message = error.to_string();
-                    send(json!({"error": {"message": message, "type": "invalid_request_error"}}));
-                }
-            }
-            // Nobody may be listening any more.
-            let _ = sender.send("data: [DONE]\n\n".into());
-        });
+        let stream = Stream {
+            sender,
+            shape,
+            prompt_tokens,
+        };
+        generate(service, generation, stream);
         return Ok(Reply::stream("text/event-stream", chunks));
     }
     let (sender, result) = oneshot::channel();
-    let worker = service.clone();
-    let prompt_tokens = generation.prompt_tokens();
-    service.sample_crew.run(move || {
-        let cancelled = AtomicBool::new(false);
-        let choices = generate(&worker, &generation, &cancelled, &|_| true);
-        // The client may have left.
-        let _ = sender.send(choices);
-    });
+    generate(service, generation, Whole(Mutex::new(Some(sender))));
     let choices = result
         .await
-        .map_err(|_| Refusal::internal("the engine failed"))?
-        .map_err(|error| Refusal::bad(error.to_string()))?;
+        .map_err(|_| Refusal::internal("the engine failed"))?;
     let tokens = choices.iter().map(|choice| choice.tokens.len()).sum();
     let mut answer = shape.envelope(false, choices.iter().map(|c| shape.whole(c)).collect());
     answer["usage"] = usage(prompt_tokens, tokens);
     Ok(Reply::json(&answer))
+}
+
+/// Sends every piece as a server-sent event.
+struct Stream {
+    sender: mpsc::UnboundedSender<Bytes>,
+    shape: Shape,
+    prompt_tokens: usize,
+}
+
+impl Stream {
+    fn send(&self, data: &str) -> bool {
+        self.sender.send(format!("data: {data}\n\n").into()).is_ok()
+    }
+}
+
+impl Audience for Stream {
+    fn piece(&self, progress: &Progress<'_>) -> bool {
+        self.send(&self.shape.chunk(progress).to_string())
+    }
+
+    fn end(&self, choices: Vec<Choice>) {
+        if self.shape.include_usage {
+            let tokens = choices.iter().map(|choice| choice.tokens.len()).sum();
+            let mut last = self.shape.envelope(true, vec![]);
+            last["usage"] = usage(self.prompt_tokens, tokens);
+            self.send(&last.to_string());
+        }
+        self.send("[DONE]");
+    }
+}
+
+/// Waits for the end; hung up on, it has no more use for the rest.
+struct Whole(Mutex<Option<oneshot::Sender<Vec<Choice>>>>);
+
+impl Audience for Whole {
+    fn piece(&self, _: &Progress<'_>) -> bool {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.as_ref().is_some_and(|sender| !sender.is_closed())
+    }
+
+    fn end(&self, choices: Vec<Choice>) {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = sender.take() {
+            // The client may have left.
+            let _ = sender.send(choices);
+        }
+    }
 }
 
 fn usage(prompt: usize, completion: usize) -> Value {

@@ -32,8 +32,35 @@ pub(crate) fn forward(
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
+    attend(config, stretches(spans), heads, out, scratch);
+}
+
+/// One sequence goes on: there are `past` more keys and values than queries, and they come first.
+pub(crate) fn forward_onto(
+    config: &Config,
+    past: usize,
+    heads: Heads<'_>,
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
+    let len = heads.q.len() / config.q_width();
+    let stretch = Stretch {
+        start: 0,
+        past,
+        len,
+    };
+    attend(config, std::iter::once(stretch), heads, out, scratch);
+}
+
+fn attend(
+    config: &Config,
+    stretches: impl Iterator<Item = Stretch>,
+    heads: Heads<'_>,
+    out: &mut [f32],
+    scratch: &mut Scratch,
+) {
     let q_width = config.q_width();
-    for_blocks(config, spans, |block| {
+    for_blocks(config, stretches, |block| {
         let (rows, keys) = (block.rows, block.keys);
         let mut scores = scratch.take(rows * keys);
         block.probabilities(config, heads, &mut scores);
@@ -60,7 +87,7 @@ pub(crate) fn backward(
 ) {
     let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
     let scale = (dim as f32).sqrt().recip();
-    for_blocks(config, spans, |block| {
+    for_blocks(config, stretches(spans), |block| {
         let (rows, keys) = (block.rows, block.keys);
         let mut p = scratch.take(rows * keys);
         let mut dp = scratch.take(rows * keys);
@@ -134,10 +161,29 @@ impl Block {
     }
 }
 
-fn for_blocks(config: &Config, spans: &[(usize, usize)], mut work: impl FnMut(Block)) {
+/// The queries of one sequence: their first row (and the keys'), and how many keys precede them.
+struct Stretch {
+    start: usize,
+    past: usize,
+    len: usize,
+}
+
+fn stretches(spans: &[(usize, usize)]) -> impl Iterator<Item = Stretch> {
+    spans.iter().map(|&(start, len)| Stretch {
+        start,
+        past: 0,
+        len,
+    })
+}
+
+fn for_blocks(
+    config: &Config,
+    stretches: impl Iterator<Item = Stretch>,
+    mut work: impl FnMut(Block),
+) {
     let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
     let group = config.heads / config.kv_heads;
-    for &(start, len) in spans {
+    for Stretch { start, past, len } in stretches {
         for head in 0..config.heads {
             for first in (0..len).step_by(BLOCK) {
                 let rows = BLOCK.min(len - first);
@@ -145,8 +191,8 @@ fn for_blocks(config: &Config, spans: &[(usize, usize)], mut work: impl FnMut(Bl
                     q: (start + first) * q_width + head * dim,
                     kv: start * kv_width + head / group * dim,
                     rows,
-                    keys: first + rows,
-                    first,
+                    keys: past + first + rows,
+                    first: past + first,
                 });
             }
         }

@@ -1,8 +1,9 @@
-//! One token at a time: keys and values of the past are kept, only the newest row is computed.
+//! Going on from remembered keys and values: prompts piece by piece, samples token by token.
 
+use super::attention::{self, Heads};
 use super::config::Config;
 use super::gemm::{dots, weighted_sum};
-use super::linear::add;
+use super::linear::{Linear, add};
 use super::model::{Net, Projection};
 use super::ops::{Rotation, rms_norm, silu, softmax};
 use super::pass;
@@ -14,86 +15,152 @@ pub(crate) const MAX_HEAD: usize = 512;
 /// Keys and values of every layer, one row per position.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    layers: Vec<(Vec<f32>, Vec<f32>)>,
+    layers: Vec<Past>,
+    rows: usize,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Past {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Past {
+    fn push(&mut self, keys: &[f32], values: &[f32]) {
+        self.keys.extend_from_slice(keys);
+        self.values.extend_from_slice(values);
+    }
 }
 
 impl Cache {
-    /// Adds the keys and values of the next layer.
-    pub(crate) fn push_layer(&mut self, keys: Vec<f32>, values: Vec<f32>) {
-        self.layers.push((keys, values));
-    }
-}
-
-/// Sequences that share a prompt's cache and each have their own after it.
-#[derive(Debug)]
-pub(crate) struct Decoder<'a> {
-    net: Net<'a>,
-    prompt: &'a Cache,
-    own: Vec<Cache>,
-    position: usize,
-    scores: Vec<f32>,
-}
-
-impl<'a> Decoder<'a> {
-    /// Sequences that go on after the prompt.
-    pub(crate) fn new(net: Net<'a>, prompt: &'a Cache, sequences: usize) -> Self {
-        let config = &net.weights.config;
-        let empty = || Cache {
-            layers: vec![<(Vec<f32>, Vec<f32>)>::default(); config.layers],
-        };
+    /// Nothing is remembered yet.
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
-            position: prompt.layers[0].0.len() / config.kv_width(),
-            own: (0..sequences).map(|_| empty()).collect(),
-            scores: Vec::new(),
-            net,
-            prompt,
+            layers: vec![Past::default(); config.layers],
+            rows: 0,
         }
     }
 
-    /// Feeds one token to each of the chosen sequences and gives the logits after them.
-    ///
-    /// Every sequence that is fed at all must be fed at every step: they share a position.
-    pub(crate) fn step(
-        &mut self,
-        live: &[usize],
-        tokens: &[u32],
-        scratch: &mut Scratch,
-    ) -> Vec<f32> {
-        let net = self.net;
-        let config = &net.weights.config;
-        let n = live.len();
-        let rotation = Rotation::new(&net.weights.frequencies, std::iter::once(self.position));
-        let mut x = pass::embed(net.weights, tokens, scratch);
-        for layer in 0..config.layers {
-            self.attend(layer, live, &mut x, &rotation, scratch);
-            think(net, layer, n, &mut x, scratch);
-        }
-        self.position += 1;
-        let mut normed = scratch.take(x.len());
-        rms_norm(&x, &net.weights.norm, config.norm_eps, &mut normed);
-        let mut logits = scratch.take(n * config.vocab);
-        net.head().forward(&normed, n, &mut logits);
-        scratch.give(x);
-        scratch.give(normed);
-        logits
+    /// How many positions are remembered.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
     }
 
-    fn attend(
-        &mut self,
+    /// Bytes that one position takes.
+    pub(crate) fn bytes_per_row(config: &Config) -> usize {
+        config.layers * 2 * config.kv_width() * size_of::<f32>()
+    }
+}
+
+/// Reads on: the last layer's output for each of the tokens, whose keys and values are added.
+pub(crate) fn read(
+    net: &Net<'_>,
+    tokens: &[u32],
+    cache: &mut Cache,
+    scratch: &mut Scratch,
+) -> Vec<f32> {
+    let config = &net.weights.config;
+    let past = cache.rows;
+    let positions = past..past + tokens.len();
+    let step = Step {
+        net,
+        rotation: Rotation::new(&net.weights.frequencies, positions),
+        multiply: Linear::forward,
+    };
+    let mut x = pass::embed(net.weights, tokens, scratch);
+    for (layer, remembered) in cache.layers.iter_mut().enumerate() {
+        step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
+            remembered.push(k, v);
+            let heads = Heads {
+                q,
+                k: &remembered.keys,
+                v: &remembered.values,
+            };
+            attention::forward_onto(config, past, heads, out, scratch);
+        });
+    }
+    cache.rows += tokens.len();
+    x
+}
+
+/// The newest token of one sequence, and what came before it.
+#[derive(Debug)]
+pub(crate) struct Newest<'a> {
+    pub(crate) token: u32,
+    /// Shared by the samples of a prompt.
+    pub(crate) prompt: &'a Cache,
+    pub(crate) own: &'a mut Cache,
+}
+
+/// Feeds one token to each sequence and gives the logits after them, row by row.
+///
+/// A row does not depend on the others, to the last bit.
+pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Scratch) -> Vec<f32> {
+    let config = &net.weights.config;
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+    let positions = sequences.iter().map(|one| one.prompt.rows + one.own.rows);
+    let step = Step {
+        net,
+        rotation: Rotation::new(&net.weights.frequencies, positions),
+        multiply: Linear::forward_each,
+    };
+    let tokens: Vec<u32> = sequences.iter().map(|one| one.token).collect();
+    let mut x = pass::embed(net.weights, &tokens, scratch);
+    for layer in 0..config.layers {
+        step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
+            let mut scores = scratch.take(0);
+            let new = k.chunks_exact(kv_width).zip(v.chunks_exact(kv_width));
+            let heads = q.chunks_exact(q_width).zip(out.chunks_exact_mut(q_width));
+            for ((one, (k, v)), (q, out)) in sequences.iter_mut().zip(new).zip(heads) {
+                let own = &mut one.own.layers[layer];
+                own.push(k, v);
+                look_back(
+                    config,
+                    q,
+                    [&one.prompt.layers[layer], own],
+                    &mut scores,
+                    out,
+                );
+            }
+            scratch.give(scores);
+        });
+    }
+    for one in sequences.iter_mut() {
+        one.own.rows += 1;
+    }
+    let mut normed = scratch.take(x.len());
+    rms_norm(&x, &net.weights.norm, config.norm_eps, &mut normed);
+    let mut logits = scratch.take(tokens.len() * config.vocab);
+    net.head().forward_each(&normed, tokens.len(), &mut logits);
+    scratch.give(x);
+    scratch.give(normed);
+    logits
+}
+
+/// Rows on their way through the layers.
+struct Step<'a> {
+    net: &'a Net<'a>,
+    rotation: Rotation,
+    /// How projections treat rows: together, or each as if alone.
+    multiply: fn(&Linear<'a>, &[f32], usize, &mut [f32]),
+}
+
+impl Step<'_> {
+    /// One layer, added to `x`. `attend` takes queries, keys and values and fills in what they see.
+    fn layer(
+        &self,
         layer: usize,
-        live: &[usize],
         x: &mut [f32],
-        rotation: &Rotation,
         scratch: &mut Scratch,
+        attend: impl FnOnce([&[f32]; 3], &mut [f32], &mut Scratch),
     ) {
-        let net = self.net;
-        let (config, weights) = (&net.weights.config, &net.weights.layers[layer]);
-        let (n, half) = (live.len(), config.head_dim / 2);
+        let (config, weights) = (&self.net.weights.config, &self.net.weights.layers[layer]);
+        let half = config.head_dim / 2;
         let mut normed = scratch.take(x.len());
         rms_norm(x, &weights.attention_norm, config.norm_eps, &mut normed);
-        let mut q = project(net, layer, Projection::Q, &normed, n, scratch);
-        let mut k = project(net, layer, Projection::K, &normed, n, scratch);
-        let v = project(net, layer, Projection::V, &normed, n, scratch);
+        let mut q = self.project(layer, Projection::Q, &normed, scratch);
+        let mut k = self.project(layer, Projection::K, &normed, scratch);
+        let v = self.project(layer, Projection::V, &normed, scratch);
         if let Some(norms) = &weights.head_norms {
             let (raw_q, raw_k) = (scratch.copy(&q), scratch.copy(&k));
             rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
@@ -101,48 +168,47 @@ impl<'a> Decoder<'a> {
             scratch.give(raw_q);
             scratch.give(raw_k);
         }
-        for row in q.chunks_exact_mut(config.q_width()) {
-            rotation.apply(row, config.heads, half);
-        }
-        for row in k.chunks_exact_mut(config.kv_width()) {
-            rotation.apply(row, config.kv_heads, half);
-        }
-
-        let mut attended = scratch.take(n * config.q_width());
-        let prompt = &self.prompt.layers[layer];
-        let new_rows = k
-            .chunks_exact(config.kv_width())
-            .zip(v.chunks_exact(config.kv_width()));
-        let heads = q
-            .chunks_exact(config.q_width())
-            .zip(attended.chunks_exact_mut(config.q_width()));
-        for ((sequence, (k, v)), (q, out)) in live.iter().zip(new_rows).zip(heads) {
-            let own = &mut self.own[*sequence].layers[layer];
-            own.0.extend_from_slice(k);
-            own.1.extend_from_slice(v);
-            look_back(config, q, [prompt, own], &mut self.scores, out);
-        }
-        let mut out = project(net, layer, Projection::O, &attended, n, scratch);
+        self.rotation.apply(&mut q, config.heads, half);
+        self.rotation.apply(&mut k, config.kv_heads, half);
+        let mut attended = scratch.take(q.len());
+        attend([&q, &k, &v], &mut attended, scratch);
+        let out = self.project(layer, Projection::O, &attended, scratch);
         add(x, &out);
-        out.clear();
-        for buffer in [normed, q, k, v, attended, out] {
+
+        rms_norm(x, &weights.mlp_norm, config.norm_eps, &mut normed);
+        let mut gate = self.project(layer, Projection::Gate, &normed, scratch);
+        let up = self.project(layer, Projection::Up, &normed, scratch);
+        for (gate, up) in gate.iter_mut().zip(&up) {
+            *gate = silu(*gate) * up;
+        }
+        let down = self.project(layer, Projection::Down, &gate, scratch);
+        add(x, &down);
+        for buffer in [normed, q, k, v, attended, out, gate, up, down] {
             scratch.give(buffer);
         }
+    }
+
+    fn project(
+        &self,
+        layer: usize,
+        projection: Projection,
+        x: &[f32],
+        scratch: &mut Scratch,
+    ) -> Vec<f32> {
+        let linear = self.net.projection(layer, projection);
+        let n = x.len() / linear.weight.cols();
+        let mut y = scratch.take(n * linear.weight.rows());
+        (self.multiply)(&linear, x, n, &mut y);
+        y
     }
 }
 
 /// One row's attention over two stretches of the past.
-fn look_back(
-    config: &Config,
-    q: &[f32],
-    past: [&(Vec<f32>, Vec<f32>); 2],
-    scores: &mut Vec<f32>,
-    out: &mut [f32],
-) {
+fn look_back(config: &Config, q: &[f32], past: [&Past; 2], scores: &mut Vec<f32>, out: &mut [f32]) {
     let (dim, width) = (config.head_dim, config.kv_width());
     let scale = (dim as f32).sqrt().recip();
     let group = config.heads / config.kv_heads;
-    let [near, far] = past.map(|(keys, _)| keys.len() / width);
+    let [near, far] = past.map(|past| past.keys.len() / width);
     let total = near + far;
     scores.resize(group * total, 0.0);
     // The heads of a group share their keys and values.
@@ -152,8 +218,9 @@ fn look_back(
     for (index, (q, out)) in groups.enumerate() {
         let start = index * dim;
         let mut first = 0;
-        for (keys, _) in past {
-            dots(q, dim, &keys[start..], width, &mut scores[first..], total);
+        for past in past {
+            let keys = &past.keys[start..];
+            dots(q, dim, keys, width, &mut scores[first..], total);
             first = near;
         }
         for (scores, out) in scores
@@ -163,42 +230,11 @@ fn look_back(
             scores.iter_mut().for_each(|score| *score *= scale);
             softmax(scores);
             let (near, far) = scores.split_at(near);
-            weighted_sum(near, &past[0].1[start..], width, out);
+            weighted_sum(near, &past[0].values[start..], width, out);
             let mut rest = [0.0; MAX_HEAD];
             let rest = &mut rest[..dim];
-            weighted_sum(far, &past[1].1[start..], width, rest);
+            weighted_sum(far, &past[1].values[start..], width, rest);
             add(out, rest);
         }
     }
-}
-
-/// The MLP of one layer, added to `x`.
-fn think(net: Net<'_>, layer: usize, n: usize, x: &mut [f32], scratch: &mut Scratch) {
-    let (config, weights) = (&net.weights.config, &net.weights.layers[layer]);
-    let mut normed = scratch.take(x.len());
-    rms_norm(x, &weights.mlp_norm, config.norm_eps, &mut normed);
-    let mut gate = project(net, layer, Projection::Gate, &normed, n, scratch);
-    let up = project(net, layer, Projection::Up, &normed, n, scratch);
-    for (gate, up) in gate.iter_mut().zip(&up) {
-        *gate = silu(*gate) * up;
-    }
-    let out = project(net, layer, Projection::Down, &gate, n, scratch);
-    add(x, &out);
-    for buffer in [normed, gate, up, out] {
-        scratch.give(buffer);
-    }
-}
-
-fn project(
-    net: Net<'_>,
-    layer: usize,
-    projection: Projection,
-    x: &[f32],
-    n: usize,
-    scratch: &mut Scratch,
-) -> Vec<f32> {
-    let linear = net.projection(layer, projection);
-    let mut y = scratch.take(n * linear.weight.rows());
-    linear.forward(x, n, &mut y);
-    y
 }

@@ -60,6 +60,22 @@ impl Linear<'_> {
         }
     }
 
+    /// As [`forward`](Self::forward), but no row's result depends on how many there are, to the
+    /// last bit: a sequence must not notice which others are decoded with it.
+    pub(crate) fn forward_each(&self, x: &[f32], n: usize, y: &mut [f32]) {
+        multiply_few(x, n, self.weight, y);
+        if let Some(lora) = self.lora {
+            let (inputs, outputs, rank) = (self.weight.cols(), self.weight.rows(), lora.rank);
+            let mut hidden = vec![0.0; n * rank];
+            dots(&x[..n * inputs], inputs, lora.a, inputs, &mut hidden, rank);
+            let mut correction = vec![0.0; n * outputs];
+            dots(&hidden, rank, lora.b, rank, &mut correction, outputs);
+            for (y, correction) in y.iter_mut().zip(correction) {
+                *y += lora.scale * correction;
+            }
+        }
+    }
+
     /// Adds this projection's gradients to `slot` and `dy W` to `dx`, if wanted.
     pub(crate) fn backward(
         &self,
@@ -251,4 +267,47 @@ fn gather(
                 }
             }
         });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::engine::rng::Rng;
+
+    /// Rows alone and together, small and spread over threads, with and without LoRA.
+    #[test]
+    fn no_row_notices_the_others() {
+        let mut rng = Rng::new(1);
+        let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| rng.normal()).collect() };
+        for (outputs, inputs) in [(40, 24), (520, 530)] {
+            let weight = Matrix::new(outputs, inputs, numbers(outputs * inputs));
+            let (a, b) = (numbers(5 * inputs), numbers(outputs * 5));
+            let (rank, scale) = (5, 0.7);
+            let lora = Lora {
+                a: &a,
+                b: &b,
+                rank,
+                scale,
+            };
+            let x = numbers(21 * inputs);
+            for lora in [None, Some(lora)] {
+                let linear = Linear {
+                    weight: &weight,
+                    lora,
+                };
+                let mut together = vec![0.0; 21 * outputs];
+                linear.forward_each(&x, 21, &mut together);
+                let mut alone = vec![0.0; outputs];
+                for (row, together) in together.chunks_exact(outputs).enumerate() {
+                    linear.forward_each(&x[row * inputs..(row + 1) * inputs], 1, &mut alone);
+                    assert!(alone == together, "row {row}");
+                }
+                let mut usual = vec![0.0; 21 * outputs];
+                linear.forward(&x, 21, &mut usual);
+                for (each, usual) in together.iter().zip(&usual) {
+                    assert!((each - usual).abs() < 1e-3 * usual.abs().max(1.0));
+                }
+            }
+        }
+    }
 }

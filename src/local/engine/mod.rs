@@ -10,8 +10,8 @@
 //!   snapshot for sampling; [`Trainer::save`] and [`Trainer::restore`] keep adapter and optimiser
 //!   bit for bit.
 //! - [`Datum`] goes in, [`LossOutput`] comes out; [`Loss::parse`] knows the service's names.
-//! - [`sample()`]: a [`SampleRequest`] in, a [`SampleOutput`] out, with [`Hooks`] for streaming,
-//!   stop strings and cancelling.
+//! - [`Batch`]: takes [`SampleRequest`]s and runs them side by side, round by round; each one's
+//!   [`Listener`] hears of its tokens and gets its [`SampleOutput`].
 //!
 //! Calls block, may come from any plain thread, and share the pool's threads: however many
 //! requests run at once, no more than that many cores are busy. Everything is deterministic
@@ -20,10 +20,11 @@
 //! before anything is computed.
 //!
 //! Inside: `model` holds the weights, `pass` runs layers forward and backward over packed rows,
-//! `attention`, `linear`, `ops` and `head` are their parts, `decode` is the one-row form for
-//! sampling, `gemm` and `mapping` are the only places with `unsafe`.
+//! `attention`, `linear`, `ops` and `head` are their parts, `decode` goes on from remembered
+//! keys and values, `gemm` and `mapping` are the only places with `unsafe`.
 
 mod attention;
+mod batch;
 pub(crate) mod builtin;
 mod checkpoint;
 mod config;
@@ -36,6 +37,8 @@ mod lora;
 mod loss;
 mod mapping;
 mod matrix;
+#[cfg(test)]
+mod milestones;
 mod model;
 mod ops;
 mod optim;
@@ -52,6 +55,7 @@ mod sample;
 mod scratch;
 mod train;
 
+pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::{Config, Family};
 pub(crate) use lora::{Adapter, LoraSpec};
@@ -60,7 +64,7 @@ pub(crate) use model::Base;
 pub(crate) use optim::AdamParams;
 pub(crate) use peft::PeftFiles;
 pub(crate) use sample::{
-    Hooks, PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason, sample,
+    PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason,
 };
 pub(crate) use train::{Datum, LossInputs, LossOutput, Trainer};
 

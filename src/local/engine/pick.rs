@@ -4,14 +4,15 @@ use super::ops::{exp, largest};
 use super::rng::Rng;
 
 /// Draws tokens at a temperature, among the likeliest.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Picker {
     temperature: f64,
     top_k: Option<usize>,
     top_p: f64,
-    /// Tokens that may be drawn and their unnormalised probabilities.
-    candidates: Vec<(u32, f32)>,
 }
+
+/// Tokens that may be drawn and their unnormalised probabilities: room to be used again.
+pub(crate) type Candidates = Vec<(u32, f32)>;
 
 impl Picker {
     /// A temperature of 0 always takes the likeliest token.
@@ -20,28 +21,22 @@ impl Picker {
             temperature,
             top_k,
             top_p,
-            candidates: Vec::new(),
         }
     }
 
     /// Draws one token; of equal logits the lower id comes first.
-    pub(crate) fn pick(&mut self, logits: &[f32], rng: &mut Rng) -> u32 {
+    pub(crate) fn pick(&self, logits: &[f32], rng: &mut Rng, candidates: &mut Candidates) -> u32 {
         if self.temperature == 0.0 {
             return likeliest(logits);
         }
         let peak = largest(logits);
         let scale = (1.0 / self.temperature) as f32;
-        self.candidates.clear();
+        candidates.clear();
         let weights = logits.iter().map(|logit| exp((logit - peak) * scale));
-        self.candidates.extend((0..).zip(weights));
-        self.narrow();
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|(_, weight)| f64::from(*weight))
-            .sum();
-        let mut left = rng.unit() * total;
-        for (token, weight) in &self.candidates {
+        candidates.extend((0..).zip(weights));
+        self.narrow(candidates);
+        let mut left = rng.unit() * total(candidates);
+        for (token, weight) in candidates {
             left -= f64::from(*weight);
             if left < 0.0 {
                 return *token;
@@ -51,28 +46,30 @@ impl Picker {
     }
 
     /// Drops what top-k and top-p exclude.
-    fn narrow(&mut self) {
+    fn narrow(&self, candidates: &mut Candidates) {
         let k = self.top_k.unwrap_or(usize::MAX);
-        if k >= self.candidates.len() && self.top_p >= 1.0 {
+        if k >= candidates.len() && self.top_p >= 1.0 {
             return;
         }
-        self.candidates
-            .sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        self.candidates.truncate(k);
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|(_, weight)| f64::from(*weight))
-            .sum();
+        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        candidates.truncate(k);
+        let total = total(candidates);
         let mut sum = 0.0;
-        let enough = self.candidates.iter().position(|(_, weight)| {
+        let enough = candidates.iter().position(|(_, weight)| {
             sum += f64::from(*weight);
             sum >= self.top_p * total
         });
         if let (Some(index), true) = (enough, self.top_p < 1.0) {
-            self.candidates.truncate(index + 1);
+            candidates.truncate(index + 1);
         }
     }
+}
+
+fn total(candidates: &Candidates) -> f64 {
+    candidates
+        .iter()
+        .map(|(_, weight)| f64::from(*weight))
+        .sum()
 }
 
 /// The `k` likeliest tokens and their log-probabilities, best first.
@@ -111,9 +108,11 @@ mod tests {
 
     #[track_caller]
     fn check(temperature: f64, top_k: Option<usize>, top_p: f64, expected: &[u32]) {
-        let mut picker = Picker::new(temperature, top_k, top_p);
-        let mut rng = Rng::new(3);
-        let mut seen: Vec<u32> = (0..2000).map(|_| picker.pick(&LOGITS, &mut rng)).collect();
+        let picker = Picker::new(temperature, top_k, top_p);
+        let (mut rng, mut room) = (Rng::new(3), Candidates::new());
+        let mut seen: Vec<u32> = (0..2000)
+            .map(|_| picker.pick(&LOGITS, &mut rng, &mut room))
+            .collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen, expected);
@@ -132,11 +131,11 @@ mod tests {
 
     #[test]
     fn draws_follow_the_probabilities() {
-        let mut picker = Picker::new(0.5, None, 1.0);
-        let mut rng = Rng::new(5);
+        let picker = Picker::new(0.5, None, 1.0);
+        let (mut rng, mut room) = (Rng::new(5), Candidates::new());
         let draws = 20_000;
         let hits = (0..draws)
-            .filter(|_| picker.pick(&[0.0, 1.0], &mut rng) == 1)
+            .filter(|_| picker.pick(&[0.0, 1.0], &mut rng, &mut room) == 1)
             .count();
         let expected = 1.0 / (1.0 + (-2.0f64).exp());
         assert!((hits as f64 / f64::from(draws) - expected).abs() < 0.01);

@@ -1,74 +1,107 @@
-//! Reading a prompt: its cache, and what was asked about its tokens.
+//! Reading a prompt: its keys and values, and what was asked about its tokens.
 
-use super::decode::Cache;
+use super::decode::{self, Cache};
 use super::head;
 use super::model::Net;
 use super::ops::log_sum_exp;
-use super::pass::{self, LayerPass, Packed};
-use super::pick::{Picker, top};
+use super::pick::{Candidates, Picker, top};
 use super::rng::Rng;
 use super::sample::{SampleOutput, SampleRequest};
 use super::scratch::Scratch;
 
-/// Runs the prompt: its cache, the logits after its last token, and what was asked about it.
-pub(crate) fn read_prompt(
-    net: &Net<'_>,
-    request: &SampleRequest,
-    seed: u64,
-    scratch: &mut Scratch,
-) -> (SampleOutput, Cache, Vec<f32>) {
-    let packed = Packed::new(net.weights, [&request.prompt[..]].into_iter());
-    let mut cache = Cache::default();
-    let mut x = pass::embed(net.weights, &packed.tokens, scratch);
-    for layer in 0..net.weights.config.layers {
-        let pass = LayerPass {
-            net,
-            layer,
-            packed: &packed,
-        };
-        let (output, mut saved) = pass.forward(x, scratch);
-        cache.push_layer(std::mem::take(&mut saved.k), std::mem::take(&mut saved.v));
-        saved.recycle(scratch);
-        x = output;
+/// Tokens read at a time, so that sequences under way need not wait for a long prompt.
+pub(crate) const PIECE: usize = 128;
+
+/// A prompt that is being read.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    cache: Cache,
+    report: PromptReport,
+    first: Vec<f32>,
+}
+
+/// A prompt that has been read.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    pub(crate) cache: Cache,
+    /// The logits after its last token.
+    pub(crate) first: Vec<f32>,
+}
+
+impl Reading {
+    /// Begins to read a request's prompt.
+    pub(crate) fn new(request: &SampleRequest, seed: u64, net: &Net<'_>) -> Self {
+        Self {
+            cache: Cache::new(&net.weights.config),
+            report: PromptReport::new(request, seed),
+            first: Vec::new(),
+        }
     }
-    let normed = head::norm(net, &x, scratch);
-    let last = packed.rows() - 1;
-    let mut first = Vec::new();
-    let mut report = PromptReport::new(request, seed);
-    head::for_rows(
-        net,
-        &normed,
-        report.first_row(last)..last + 1,
-        scratch,
-        |row, logits| {
-            if row < last {
-                report.row(row, logits);
-            } else {
-                first = logits.to_vec();
-            }
-        },
-    );
-    scratch.give(x);
-    scratch.give(normed);
-    (report.finish(), cache, first)
+
+    /// How many tokens the next piece has; none once the prompt is read.
+    pub(crate) fn next_piece(&self, request: &SampleRequest) -> usize {
+        PIECE.min(request.prompt.len() - self.cache.rows())
+    }
+
+    /// Reads the next piece. Where it is cut depends on the prompt alone.
+    pub(crate) fn advance(
+        &mut self,
+        net: &Net<'_>,
+        request: &SampleRequest,
+        scratch: &mut Scratch,
+    ) {
+        let start = self.cache.rows();
+        let end = start + self.next_piece(request);
+        let x = decode::read(net, &request.prompt[start..end], &mut self.cache, scratch);
+        let last = request.prompt.len() - 1;
+        let asked = PromptReport::first_row(request).max(start);
+        if asked < end {
+            let normed = head::norm(net, &x, scratch);
+            head::for_rows(
+                net,
+                &normed,
+                asked - start..end - start,
+                scratch,
+                |row, logits| {
+                    if start + row < last {
+                        self.report.row(request, start + row, logits);
+                    } else {
+                        self.first = logits.to_vec();
+                    }
+                },
+            );
+            scratch.give(normed);
+        }
+        scratch.give(x);
+    }
+
+    /// What was read, and what was asked about it.
+    pub(crate) fn finish(self) -> (Prompt, SampleOutput) {
+        let prompt = Prompt {
+            cache: self.cache,
+            first: self.first,
+        };
+        (prompt, self.report.output)
+    }
 }
 
 /// Gathers what was asked about the prompt, row by row; row `i` predicts token `i + 1`.
-struct PromptReport<'a> {
-    request: &'a SampleRequest,
+#[derive(Debug)]
+struct PromptReport {
     picker: Picker,
+    candidates: Candidates,
     rng: Rng,
     output: SampleOutput,
 }
 
-impl<'a> PromptReport<'a> {
-    fn new(request: &'a SampleRequest, seed: u64) -> Self {
+impl PromptReport {
+    fn new(request: &SampleRequest, seed: u64) -> Self {
         let len = request.prompt.len();
         let cells = |width: usize| (len - 1) * width;
         let targets = request.target_prompt_logprobs.as_ref();
         Self {
-            request,
             picker: Picker::new(request.temperature, None, 1.0),
+            candidates: Candidates::new(),
             rng: Rng::stream(seed, u64::MAX),
             output: SampleOutput {
                 sequences: Vec::new(),
@@ -81,9 +114,9 @@ impl<'a> PromptReport<'a> {
         }
     }
 
-    /// The first row anything was asked about; `last` if nothing was.
-    fn first_row(&self, last: usize) -> usize {
-        let request = self.request;
+    /// The first row anything was asked about; the last if nothing was.
+    fn first_row(request: &SampleRequest) -> usize {
+        let last = request.prompt.len() - 1;
         if request.target_prompt_logprobs.is_some() || request.prompt_alt_tokens > 0 {
             0
         } else if request.prompt_logprobs || request.topk_prompt_logprobs > 0 {
@@ -95,8 +128,8 @@ impl<'a> PromptReport<'a> {
         }
     }
 
-    fn row(&mut self, row: usize, logits: &[f32]) {
-        let (request, output) = (self.request, &mut self.output);
+    fn row(&mut self, request: &SampleRequest, row: usize, logits: &[f32]) {
+        let output = &mut self.output;
         let total = log_sum_exp(logits);
         let last_n = request.prompt_logprobs_last_n.unwrap_or(usize::MAX);
         if request.prompt.len() - (row + 1) <= last_n {
@@ -120,13 +153,11 @@ impl<'a> PromptReport<'a> {
         }
         if let Some(drawn) = &mut output.prompt_alt_tokens {
             for _ in 0..request.prompt_alt_tokens {
-                let token = self.picker.pick(logits, &mut self.rng);
+                let token = self
+                    .picker
+                    .pick(logits, &mut self.rng, &mut self.candidates);
                 drawn.push((token, logits[token as usize] - total));
             }
         }
-    }
-
-    fn finish(self) -> SampleOutput {
-        self.output
     }
 }

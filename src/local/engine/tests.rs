@@ -1,5 +1,8 @@
 //! The engine against itself: finite differences, determinism, resuming, sampling.
 
+use std::sync::Arc;
+
+use super::batch::sample;
 use super::config::{Config, Family, RopeScaling};
 use super::lora::{Adapter, LoraSpec};
 use super::model::{Net, Weights};
@@ -252,16 +255,13 @@ fn gradients_gather_across_calls_and_a_restored_trainer_goes_on_exactly() {
 fn samples_agree_with_the_training_pass() {
     for family in [Family::Llama, Family::Qwen3] {
         let base = base(family, 2);
-        let adapter = warm(&base, LoraSpec::new(4, 8));
+        let adapter = Arc::new(warm(&base, LoraSpec::new(4, 8)));
         let mut request = SampleRequest::new(vec![1, 2, 3, 4], 6);
         request.num_samples = 11;
         request.seed = Some(7);
         request.prompt_logprobs = true;
-        let output = sample(&base, Some(&adapter), &request, Hooks::default()).unwrap();
-        assert_eq!(
-            output,
-            sample(&base, Some(&adapter), &request, Hooks::default()).unwrap()
-        );
+        let output = sample(&base, Some(&adapter), &request).unwrap();
+        assert_eq!(output, sample(&base, Some(&adapter), &request).unwrap());
         assert_eq!(output.sequences.len(), 11);
         for sequence in &output.sequences {
             let full: Vec<u32> = request
@@ -296,7 +296,7 @@ fn sampling_stops_where_told_and_reports_what_was_asked() {
     let base = base(Family::Qwen3, 1);
     let mut request = SampleRequest::new(vec![1, 2, 3], 20);
     request.temperature = 0.0;
-    let greedy = sample(&base, None, &request, Hooks::default()).unwrap();
+    let greedy = sample(&base, None, &request).unwrap();
     let tokens = &greedy.sequences[0].tokens;
     assert_eq!(
         (tokens.len(), greedy.sequences[0].stop_reason),
@@ -305,25 +305,15 @@ fn sampling_stops_where_told_and_reports_what_was_asked() {
 
     request.stop.tokens = vec![tokens[4]];
     let first = tokens.iter().position(|token| *token == tokens[4]).unwrap();
-    let stopped = sample(&base, None, &request, Hooks::default()).unwrap();
+    let stopped = sample(&base, None, &request).unwrap();
     assert_eq!(stopped.sequences[0].tokens, tokens[..=first]);
     assert_eq!(stopped.sequences[0].stop_reason, StopReason::Stop);
 
-    let decode = |tokens: &[u32]| {
-        tokens
-            .iter()
-            .map(|token| b'0' + *token as u8)
-            .collect::<Vec<u8>>()
-    };
     request.stop = Stop {
-        strings: vec![String::from_utf8(decode(&tokens[2..5])).unwrap()],
+        strings: vec![String::from_utf8(builtin::decode(&tokens[2..5])).unwrap()],
         ..Stop::default()
     };
-    let hooks = Hooks {
-        decode: Some(&decode),
-        ..Hooks::default()
-    };
-    let stopped = sample(&base, None, &request, hooks).unwrap();
+    let stopped = sample(&base, None, &request).unwrap();
     assert_eq!(stopped.sequences[0].tokens, tokens[..5]);
 
     request.stop = Stop::default();
@@ -336,7 +326,7 @@ fn sampling_stops_where_told_and_reports_what_was_asked() {
         tokens: vec![2, -1, 3, 5],
         width: 2,
     });
-    let full = sample(&base, None, &request, Hooks::default()).unwrap();
+    let full = sample(&base, None, &request).unwrap();
     let best = &full.sequences[0].topk[0];
     assert_eq!(
         (best.len(), best[0]),

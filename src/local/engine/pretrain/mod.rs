@@ -1,28 +1,28 @@
-//! The recipe of the shipped model: run it again with
-//! `cargo test --release --lib make_the_base_model -- --ignored --nocapture`.
+//! The recipe of the shipped model, and proof that it is the one that was used.
 //!
-//! One thread, one seed, synthetic data only; it takes about ten minutes and writes
-//! `builtin/model.safetensors`.
+//! One seed and synthetic data only; the number of threads makes no difference. The long form,
+//! `TINKER_TEST_LONG=1 cargo test --release --lib the_recipe_makes_the_shipped_model -- --nocapture`,
+//! takes some minutes; with `TINKER_WRITE_BASE_MODEL=FILE` it writes the weights it made.
 
-mod milestones;
 mod muon;
-mod tasks;
+pub(crate) mod tasks;
 
-use std::path::Path;
 use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView};
 
+use super::batch::sample;
 use super::builtin;
 use super::config::Config;
 use super::linear::Slot;
 use super::lora::Target;
 use super::loss::Loss;
+use super::milestones;
 use super::model::{Base, Net, Projection, Weights};
 use super::optim::{AdamParams, AdamState};
 use super::pass::{Gradients, Rest, RestLayer};
 use super::rng::Rng;
-use super::sample::{Hooks, SampleRequest, sample};
+use super::sample::SampleRequest;
 use super::train::{self, Datum};
 use muon::Muon;
 use tasks::{Example, Style, TASKS};
@@ -31,54 +31,88 @@ const SEED: u64 = 20_261_116;
 const STEPS: usize = 1800;
 const EXAMPLES_PER_STEP: usize = 128;
 
-#[test]
-#[ignore = "takes ten minutes and rewrites the shipped model"]
-fn make_the_base_model() {
-    let started = Instant::now();
-    let mut weights = Weights::random(Config::tiny(), SEED);
-    // Only its thread and its buffers are used: the weights change under way.
-    let runner = Base::random(0, 1).unwrap();
-    let mut optimizer = Optimizer::new(&weights);
-    let words = tasks::words();
-    let mut rng = Rng::new(SEED);
-    let mut total = 0;
-    let mut mean = 0.0;
-    for step in 0..STEPS {
+/// The model on its way.
+struct Recipe {
+    weights: Weights,
+    optimizer: Optimizer,
+    words: Vec<&'static str>,
+    rng: Rng,
+    done: usize,
+    /// Lends its threads and buffers only: the weights change under way.
+    runner: Base,
+}
+
+impl Recipe {
+    fn new(threads: usize) -> Self {
+        let weights = Weights::random(Config::tiny(), SEED);
+        Self {
+            optimizer: Optimizer::new(&weights),
+            weights,
+            words: tasks::words(),
+            rng: Rng::new(SEED),
+            done: 0,
+            runner: Base::random(0, threads).unwrap(),
+        }
+    }
+
+    /// One step of training; gives the mean loss before it.
+    fn step(&mut self) -> f64 {
         let data: Vec<Datum> = (0..EXAMPLES_PER_STEP)
             .map(|_| {
-                let (prompt, answer) =
-                    Example::random(&words, &mut rng).tokens(Style::random(&mut rng));
+                let example = Example::random(&self.words, &mut self.rng);
+                let (prompt, answer) = example.tokens(Style::random(&mut self.rng));
                 tasks::datum(&prompt, &answer, 0.05)
             })
             .collect();
         let weight: f32 = data.iter().flat_map(|datum| &datum.inputs.weights).sum();
-        total += data.iter().map(|datum| datum.tokens.len()).sum::<usize>();
+        let (runner, weights) = (&self.runner, &self.weights);
         let (output, gradients) = runner.run(|| {
             let fresh = || whole(&weights.config);
-            train::run(
-                &runner,
-                Net::new(&weights, None),
-                &data,
-                &Loss::CrossEntropy,
-                Some(&fresh),
-            )
+            let net = Net::new(weights, None);
+            train::run(runner, net, &data, &Loss::CrossEntropy, Some(&fresh))
         });
-        mean = 0.98 * mean + 0.02 * output.loss / f64::from(weight);
-        let left = 1.0 - step as f32 / STEPS as f32;
-        optimizer.step(&mut weights, gradients.unwrap(), weight, left.min(1.0));
-        if step % 100 == 99 || step + 1 == STEPS {
-            let base = Base::new(round(&weights), 1).unwrap();
-            let rate = total as f64 / started.elapsed().as_secs_f64();
-            println!(
-                "{} {mean:.4} {rate:.0} tokens/s {}",
-                step + 1,
-                report(&base, &words)
-            );
+        let left = 1.0 - self.done as f32 / STEPS as f32;
+        self.optimizer
+            .step(&mut self.weights, gradients.unwrap(), weight, left);
+        self.done += 1;
+        output.loss / f64::from(weight)
+    }
+}
+
+#[test]
+fn the_recipe_begins_as_recorded_on_any_number_of_threads() {
+    let mut alone = Recipe::new(1);
+    let losses: Vec<f64> = (0..3).map(|_| alone.step()).collect();
+    for (loss, recorded) in losses.iter().zip([5.548_619, 5.125_782, 4.535_007]) {
+        assert!((loss - recorded).abs() < 1e-4, "{losses:?}");
+    }
+    let mut together = Recipe::new(3);
+    assert_eq!(losses, [(); 3].map(|()| together.step()));
+    assert!(save(&alone.weights) == save(&together.weights));
+}
+
+#[test]
+fn the_recipe_makes_the_shipped_model() {
+    if !milestones::long() {
+        return;
+    }
+    let started = Instant::now();
+    let mut recipe = Recipe::new(0);
+    let mut mean = 0.0;
+    while recipe.done < STEPS {
+        mean = 0.98 * mean + 0.02 * recipe.step();
+        if recipe.done.is_multiple_of(100) {
+            let base = Base::new(round(&recipe.weights), 1).unwrap();
+            let seconds = started.elapsed().as_secs();
+            let report = report(&base, &recipe.words);
+            println!("{} {mean:.4} {seconds} s {report}", recipe.done);
         }
     }
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/local/engine/builtin/model.safetensors");
-    std::fs::write(path, save(&weights)).unwrap();
+    let bytes = save(&recipe.weights);
+    if let Some(path) = std::env::var_os("TINKER_WRITE_BASE_MODEL") {
+        std::fs::write(path, &bytes).unwrap();
+    }
+    assert!(bytes == builtin::WEIGHTS, "the shipped model is another");
 }
 
 /// Greedy accuracy on each task.
@@ -99,11 +133,7 @@ fn report(base: &Base, words: &[&str]) -> String {
             let (prompt, answer) = example.tokens(Style::random(&mut rng));
             let mut request = SampleRequest::new(prompt, answer.len());
             request.temperature = 0.0;
-            sample(base, None, &request, Hooks::default())
-                .unwrap()
-                .sequences[0]
-                .tokens
-                == answer
+            sample(base, None, &request).unwrap().sequences[0].tokens == answer
         });
         scores.push(format!(
             "{task} {:.2}",
@@ -301,7 +331,7 @@ fn the_shipped_model_has_learned_its_tasks() {
         let mut request = SampleRequest::new(prompt, 20);
         request.temperature = 0.0;
         request.stop.tokens = base.config().eos.clone();
-        let tokens = sample(&base, None, &request, Hooks::default())
+        let tokens = sample(&base, None, &request)
             .unwrap()
             .sequences
             .remove(0)

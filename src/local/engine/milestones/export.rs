@@ -1,0 +1,63 @@
+//! An adapter on its way to Python's `peft`.
+
+use std::path::Path;
+
+use super::long;
+use super::pig_latin::question;
+use crate::local::engine::builtin;
+use crate::local::engine::lora::{Adapter, LoraSpec};
+use crate::local::engine::loss::Loss;
+use crate::local::engine::model::Base;
+use crate::local::engine::optim::AdamParams;
+use crate::local::engine::pretrain::tasks;
+use crate::local::engine::train::{Trainer, forward};
+
+/// A trained adapter survives the way through `peft`'s files. The long form leaves the shipped
+/// model, the adapter and its log-probabilities in `target/peft`, where
+/// `tests/fixtures/engine/check_peft.py` compares them with transformers and peft.
+#[test]
+fn exports_an_adapter_for_peft() {
+    let base = Base::builtin(2).unwrap();
+    let mut trainer = Trainer::new(&base, LoraSpec::new(8, 1)).unwrap();
+    let (prompt, answer) = question("elephant");
+    let data = [tasks::datum(&prompt, &answer, 1.0)];
+    for _ in 0..5 {
+        trainer
+            .forward_backward(&data, &Loss::CrossEntropy)
+            .unwrap();
+        let adam = AdamParams {
+            learning_rate: 1e-3,
+            ..AdamParams::default()
+        };
+        trainer.optim_step(&adam).unwrap();
+    }
+    let output = trainer.forward(&data, &Loss::CrossEntropy).unwrap();
+    let files = trainer.adapter().to_peft("target/peft").unwrap();
+    let again = Adapter::from_peft(base.config(), &files).unwrap();
+    let same = forward(&base, Some(&again), &data, &Loss::CrossEntropy).unwrap();
+    assert_eq!(same, output);
+    if !long() {
+        return;
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peft");
+    std::fs::create_dir_all(folder.join("adapter")).unwrap();
+    let expected = serde_json::json!({
+        "tokens": data[0].tokens,
+        "targets": data[0].targets,
+        "logprobs": output.data[0].logprobs,
+    });
+    for (name, bytes) in [
+        ("config.json", builtin::CONFIG.as_bytes()),
+        ("model.safetensors", builtin::WEIGHTS),
+        ("tokenizer.json", builtin::TOKENIZER.as_bytes()),
+        (
+            "tokenizer_config.json",
+            builtin::TOKENIZER_CONFIG.as_bytes(),
+        ),
+        ("adapter/adapter_config.json", files.config.as_bytes()),
+        ("adapter/adapter_model.safetensors", &files.weights),
+        ("expected.json", expected.to_string().as_bytes()),
+    ] {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+}

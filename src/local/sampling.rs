@@ -1,0 +1,122 @@
+//! The thread that samples: requests join the engine's batch as they come.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use super::engine::{Adapter, Base, Batch, Listener, SampleRequest};
+use crate::error::{Context, Error, Result};
+
+/// How long sampling keeps the engine's threads before training may have a turn.
+const TURN: Duration = Duration::from_millis(20);
+
+/// One request with whoever waits for it.
+struct Entry {
+    adapter: Option<Arc<Adapter>>,
+    request: SampleRequest,
+    listener: Box<dyn Listener>,
+}
+
+/// A named thread that owns the batch. Closing it drops what is under way and joins.
+pub(super) struct SamplingThread {
+    /// `None` once closed.
+    inbox: Mutex<Option<Sender<Entry>>>,
+    closing: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl SamplingThread {
+    pub(super) fn start(base: &Base) -> Result<Self> {
+        let (sender, inbox) = crossbeam_channel::unbounded();
+        let closing = Arc::new(AtomicBool::new(false));
+        let (base, closes) = (base.clone(), closing.clone());
+        let thread = std::thread::Builder::new()
+            .name("tinker-local-sample".into())
+            .spawn(move || work(&base, &inbox, &closes))
+            .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
+        Ok(Self {
+            inbox: Mutex::new(Some(sender)),
+            closing,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Hands a request over; a closed thread drops it, which its listener notices.
+    pub(super) fn submit(
+        &self,
+        adapter: Option<Arc<Adapter>>,
+        request: SampleRequest,
+        listener: Box<dyn Listener>,
+    ) {
+        let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inbox) = &*inbox {
+            // The thread may have ended meanwhile: the same as closed.
+            let _ = inbox.send(Entry {
+                adapter,
+                request,
+                listener,
+            });
+        }
+    }
+
+    /// Ends the thread after the round it is at.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        let inbox = self
+            .inbox
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(inbox);
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic was logged where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for SamplingThread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SamplingThread").finish_non_exhaustive()
+    }
+}
+
+fn work(base: &Base, inbox: &Receiver<Entry>, closing: &AtomicBool) {
+    let mut batch = Batch::new(base);
+    while !closing.load(Ordering::Relaxed) {
+        if batch.is_idle() {
+            match inbox.recv() {
+                Ok(entry) => add(&mut batch, entry),
+                Err(_) => return,
+            }
+        }
+        let turn = || {
+            let started = Instant::now();
+            while !batch.is_idle() && started.elapsed() < TURN {
+                batch.round();
+                inbox.try_iter().for_each(|entry| add(&mut batch, entry));
+            }
+        };
+        if catch_unwind(AssertUnwindSafe(|| base.run(turn))).is_err() {
+            // Who waited for it is told when the listeners are dropped.
+            log::error!("local server: sampling panicked");
+            batch = Batch::new(base);
+        }
+    }
+}
+
+fn add(batch: &mut Batch<'static>, entry: Entry) {
+    let added = batch.add(entry.adapter, entry.request, entry.listener);
+    if let Err(error) = added {
+        log::error!("local server: an unsuitable request was let in: {error}");
+    }
+}
