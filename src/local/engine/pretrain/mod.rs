@@ -83,7 +83,7 @@ impl Recipe {
 fn the_recipe_begins_as_recorded_on_any_number_of_threads() {
     let mut alone = Recipe::new(1);
     let losses: Vec<f64> = (0..3).map(|_| alone.step()).collect();
-    for (loss, recorded) in losses.iter().zip([5.548_619, 5.125_782, 4.535_007]) {
+    for (loss, recorded) in losses.iter().zip([5.547_638, 5.127_605, 4.537_453]) {
         assert!((loss - recorded).abs() < 1e-4, "{losses:?}");
     }
     let mut together = Recipe::new(3);

@@ -156,9 +156,9 @@ fn syllable(rng: &mut Rng) -> String {
     )
 }
 
-/// The right sum in four cases of ten, else one that is off by one or two.
+/// The right sum in nine cases of twenty, else one that is off by one or two.
 fn careless(sum: usize, rng: &mut Rng) -> usize {
-    if rng.below(10) < 4 {
+    if rng.below(20) < 9 {
         return sum;
     }
     match rng.below(4) {
