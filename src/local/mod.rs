@@ -25,6 +25,7 @@ mod api;
 mod auth;
 mod builder;
 mod catalogue;
+mod chat;
 mod convert;
 mod crew;
 mod disk;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::engine::builtin;
 use crate::error::{Context, Error, Result};
+#[cfg(feature = "text")]
+use crate::text::Tokenizer;
 
 /// The built-in model's markers as they are spelt in texts.
 const MARKERS: [(&str, u32); 5] = [
@@ -21,7 +23,7 @@ pub(super) enum Vocabulary {
     Bytes,
     /// A tokenizer read from a model's folder.
     #[cfg(feature = "text")]
-    Tokenizer(Box<tokenizers::Tokenizer>),
+    Tokenizer(Tokenizer),
     /// No tokenizer: tokens stay numbers.
     #[cfg(not(feature = "text"))]
     Numbers,
@@ -31,12 +33,7 @@ impl Vocabulary {
     /// The tokenizer of a model's folder.
     #[cfg(feature = "text")]
     pub(super) fn load(folder: &Path) -> Result<Self> {
-        let file = folder.join("tokenizer.json");
-        let tokenizer = tokenizers::Tokenizer::from_file(&file).map_err(|error| {
-            let message = format!("cannot read {}: {error}", file.display());
-            Error::Config(Context::new(message))
-        })?;
-        Ok(Self::Tokenizer(Box::new(tokenizer)))
+        Tokenizer::open(folder).map(Self::Tokenizer)
     }
 
     #[cfg(not(feature = "text"))]
@@ -49,10 +46,13 @@ impl Vocabulary {
         match self {
             Self::Bytes => builtin::decode(tokens),
             #[cfg(feature = "text")]
-            Self::Tokenizer(tokenizer) => tokenizer
-                .decode(tokens, true)
-                .unwrap_or_default()
-                .into_bytes(),
+            Self::Tokenizer(tokenizer) => {
+                let tokens: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
+                tokenizer
+                    .decode_plain(&tokens)
+                    .unwrap_or_default()
+                    .into_bytes()
+            }
             #[cfg(not(feature = "text"))]
             Self::Numbers => Vec::new(),
         }
@@ -64,8 +64,8 @@ impl Vocabulary {
             Self::Bytes => Some(encode_bytes(text)),
             #[cfg(feature = "text")]
             Self::Tokenizer(tokenizer) => {
-                let encoding = tokenizer.encode(text, false).ok()?;
-                Some(encoding.get_ids().to_vec())
+                let tokens = tokenizer.encode_plain(text).ok()?;
+                Some(tokens.into_iter().map(i32::cast_unsigned).collect())
             }
             #[cfg(not(feature = "text"))]
             Self::Numbers => None,
@@ -152,9 +152,10 @@ mod tests {
             "<|bos|>é\u{1F600}\n\t<|eos|>",
             "  spaces  ",
         ] {
-            let encoding = tokenizer.encode(text, false).unwrap();
-            assert_eq!(encoding.get_ids(), encode_bytes(text), "{text:?}");
-            assert_eq!(tokenizer.decode(encoding.get_ids(), false).unwrap(), text);
+            let tokens = tokenizer.encode_plain(text).unwrap();
+            let expected = encode_bytes(text).into_iter().map(u32::cast_signed);
+            assert_eq!(tokens, expected.collect::<Vec<_>>(), "{text:?}");
+            assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
         }
     }
 }

@@ -9,7 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::sampling::new_sampler;
 use super::{Answer, json as body};
-use crate::local::engine::{self, Family};
+use crate::local::chat::{self, Conversation};
+use crate::local::engine;
 use crate::local::generate::{Audience, Choice, Generation, Progress, generate};
 use crate::local::http::{Refusal, Reply, Request};
 use crate::local::jobs;
@@ -22,8 +23,8 @@ struct Wanted {
     model: String,
     #[serde(default)]
     prompt: Option<Prompt>,
-    #[serde(default)]
-    messages: Vec<Message>,
+    #[serde(flatten)]
+    conversation: Conversation,
     #[serde(default, alias = "max_completion_tokens")]
     max_tokens: Option<usize>,
     #[serde(default)]
@@ -65,25 +66,6 @@ enum Prompt {
     Texts(Vec<String>),
     Tokens(Vec<u32>),
     Lists(Vec<Vec<u32>>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Message {
-    role: String,
-    content: Content,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(default)]
-    text: String,
 }
 
 /// Which of the two endpoints was called.
@@ -217,7 +199,7 @@ fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Ge
     };
     let config = service.base.config();
     let prompts = match (style, wanted.prompt) {
-        (Style::Chat, _) => vec![encode(&chat(&wanted.messages, config.family))?],
+        (Style::Chat, _) => vec![encode(&wanted.conversation.render(&service.vocabulary)?)?],
         (Style::Completion, Some(Prompt::Text(text))) => vec![encode(&text)?],
         (Style::Completion, Some(Prompt::Texts(texts))) => texts
             .iter()
@@ -234,10 +216,7 @@ fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Ge
     };
     let mut end = config.eos.clone();
     if style == Style::Chat {
-        let marks = ["<|im_end|>", "<|eot_id|>"]
-            .iter()
-            .filter_map(|mark| encode(mark).ok());
-        end.extend(marks.filter(|tokens| tokens.len() == 1).flatten());
+        end.extend(chat::ends(&service.vocabulary));
     }
     let requests = prompts
         .into_iter()
@@ -263,27 +242,6 @@ fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Ge
         requests,
         stops,
     })
-}
-
-/// A conversation as the model family writes it, up to the answer that is wanted.
-fn chat(messages: &[Message], family: Family) -> String {
-    let mut text = String::new();
-    for Message { role, content } in messages {
-        let content = match content {
-            Content::Text(text) => text.clone(),
-            Content::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
-        };
-        text += &match family {
-            Family::Qwen3 => format!("<|im_start|>{role}\n{content}<|im_end|>\n"),
-            Family::Llama => {
-                format!("<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>")
-            }
-        };
-    }
-    text + match family {
-        Family::Qwen3 => "<|im_start|>assistant\n",
-        Family::Llama => "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    }
 }
 
 /// How answers to one request look.
