@@ -4,6 +4,7 @@
 //! the decisions out for ordinary calls is here.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -38,6 +39,8 @@ pub(crate) struct Link {
     patience: Duration,
     /// Whether the user has been told that nobody answers.
     unreachable: AtomicBool,
+    /// What the service has said about this version so far.
+    notes: Mutex<HashSet<String>>,
 }
 
 enum Credentials {
@@ -105,7 +108,7 @@ impl Link {
         stop: Stop,
     ) -> Result<(Self, ClientConfig)> {
         let credential = Credential::resolve(config, CommandPolicy::Optional)?;
-        let key = Credentials::Key(credential.secret()?);
+        let key = Credentials::Key(credential.secret(&|| stop.is_set())?);
         let mut link = Self::new(config, transport, clock, stop, key);
         let client_config: ClientConfig = link
             .optional(&route::CLIENT_CONFIG, &config_body()?)?
@@ -156,6 +159,7 @@ impl Link {
             billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
             patience: config.patience,
             unreachable: AtomicBool::new(false),
+            notes: Mutex::default(),
         }
     }
 
@@ -224,7 +228,7 @@ impl Link {
     }
 
     fn fetch_token(&self, credential: &Credential) -> Result<Secret> {
-        let raw = credential.secret()?;
+        let raw = credential.secret(&|| self.stop.is_set())?;
         let body = to_json(&AuthTokenRequest {})?;
         let request = Request::to(&route::AUTH_TOKEN, route::AUTH_TOKEN.fixed_path())
             .with_body(Body::Json(&body));
@@ -289,6 +293,9 @@ impl Link {
         request.auth = Auth::Key(&key);
         let outcome = self.transport.exchange(&request);
         self.note_reach(&outcome);
+        if let Ok(response) = &outcome {
+            self.note_deprecation(response, &request.label);
+        }
         outcome.map_err(AttemptError::Fault)
     }
 
@@ -387,7 +394,7 @@ impl Link {
             let now = SystemTime::now();
             let (outcome, error) = match outcome {
                 Ok(response) if response.is_success() => {
-                    note_deprecation(&response, &request.label);
+                    self.note_deprecation(&response, &request.label);
                     match decode(response) {
                         Ok(value) => return Ok(value),
                         // Repeated like a broken connection; surfaces as what it is.
@@ -417,13 +424,22 @@ impl Link {
                 }
                 _ => {
                     if let Ok(response) = &outcome {
-                        note_deprecation(response, &request.label);
+                        self.note_deprecation(response, &request.label);
                     }
                     return Err(error);
                 }
             }
         }
         unreachable!("the verdict ends the loop at its limit of retries")
+    }
+
+    /// Passes on what the service says about this version, each note once.
+    fn note_deprecation(&self, response: &Response, label: &str) {
+        if let Some((level, note)) = deprecation(&response.head)
+            && lock(&self.notes).insert(note.to_owned())
+        {
+            log::log!(level, "{label}: {note}");
+        }
     }
 
     /// Says once that nobody answers, so that a wrong address does not look like patience.
@@ -493,12 +509,6 @@ pub(crate) fn config_body() -> Result<Vec<u8>> {
 
 fn decode_reply<T: DeserializeOwned>(response: Response) -> Result<T> {
     decode_json(&response.body)
-}
-
-fn note_deprecation(response: &Response, label: &str) {
-    if let Some((level, note)) = deprecation(&response.head) {
-        log::log!(level, "{label}: {note}");
-    }
 }
 
 fn no_identity() -> Error {

@@ -16,20 +16,31 @@ use crate::error::{Context, Error, Result};
 /// # Errors
 ///
 /// [`Error::Credentials`] when the command fails, prints nothing or takes longer than `deadline`,
-/// after which it is killed with everything it started.
-pub(super) fn run(command: &Secret, deadline: Duration) -> Result<Secret> {
-    let end = Instant::now() + deadline;
+/// and [`Error::Closed`] when the client is `closed` meanwhile; in both cases it is killed with
+/// everything it started.
+pub(super) fn run(
+    command: &Secret,
+    deadline: Duration,
+    closed: &dyn Fn() -> bool,
+) -> Result<Secret> {
+    let end = End {
+        time: Instant::now() + deadline,
+        closed,
+    };
     let (mut child, output) = start(command).map_err(|error| {
         Error::Credentials(Context::caused(
             "the shell for TINKER_CREDENTIAL_CMD could not be started",
             error,
         ))
     })?;
-    let outcome = collect(&mut child, output, end);
+    let outcome = collect(&mut child, output, &end);
     if outcome.is_err() {
         kill(&mut child);
     }
     let text = outcome.map_err(|error| {
+        if closed() {
+            return Error::Closed(Context::new("while TINKER_CREDENTIAL_CMD ran"));
+        }
         if error.kind() == io::ErrorKind::TimedOut {
             let seconds = deadline.as_secs_f64();
             return problem(&format!(
@@ -72,19 +83,17 @@ fn start(command: &Secret) -> io::Result<(Child, std::os::unix::net::UnixStream)
 fn collect(
     child: &mut Child,
     mut output: std::os::unix::net::UnixStream,
-    end: Instant,
+    end: &End<'_>,
 ) -> io::Result<String> {
+    use io::ErrorKind::{Interrupted, WouldBlock};
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     loop {
-        output.set_read_timeout(Some(remaining(end)?))?;
+        output.set_read_timeout(Some(end.remaining()?.min(LOOK)))?;
         match output.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => bytes.extend_from_slice(&buffer[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+            Err(error) if matches!(error.kind(), Interrupted | WouldBlock) => {}
             Err(error) => return Err(error),
         }
     }
@@ -107,27 +116,38 @@ fn start(command: &Secret) -> io::Result<(Child, io::PipeReader)> {
 
 /// A credential fits into the pipe's buffer, so it can be read after the end.
 #[cfg(not(unix))]
-fn collect(child: &mut Child, mut output: io::PipeReader, end: Instant) -> io::Result<String> {
+fn collect(child: &mut Child, mut output: io::PipeReader, end: &End<'_>) -> io::Result<String> {
     wait(child, end)?;
     let mut bytes = Vec::new();
     output.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn wait(child: &mut Child, end: Instant) -> io::Result<()> {
+fn wait(child: &mut Child, end: &End<'_>) -> io::Result<()> {
     // As in the reference, the exit status does not matter, only what was printed.
     while child.try_wait()?.is_none() {
-        thread::sleep(remaining(end)?.min(Duration::from_millis(5)));
+        thread::sleep(end.remaining()?.min(Duration::from_millis(5)));
     }
     Ok(())
 }
 
-fn remaining(end: Instant) -> io::Result<Duration> {
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
+/// How often a client that closes is noticed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// When to give up.
+struct End<'a> {
+    time: Instant,
+    closed: &'a dyn Fn() -> bool,
+}
+
+impl End<'_> {
+    fn remaining(&self) -> io::Result<Duration> {
+        let left = self.time.saturating_duration_since(Instant::now());
+        if left.is_zero() || (self.closed)() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(left)
     }
-    Ok(left)
 }
 
 /// Ends the shell and, where groups exist, what it started; the child is reaped.

@@ -80,15 +80,16 @@ impl Credential {
         }
     }
 
-    /// The raw credential now; runs the command if there is one, for at most 30 s.
+    /// The raw credential now; runs the command if there is one, for at most 30 s or until the
+    /// client is `closed`.
     ///
     /// # Errors
     ///
     /// [`Error::Credentials`] when the command fails, prints nothing or takes too long.
-    pub(crate) fn secret(&self) -> Result<Secret> {
+    pub(crate) fn secret(&self, closed: &dyn Fn() -> bool) -> Result<Secret> {
         match self {
             Self::Key(key) => Ok(key.clone()),
-            Self::Command(command) => command::run(command, COMMAND_DEADLINE),
+            Self::Command(command) => command::run(command, COMMAND_DEADLINE, closed),
         }
     }
 }

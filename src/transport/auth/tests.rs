@@ -47,7 +47,7 @@ fn credentials_resolve_as_in_the_reference() {
             }
             _ => {}
         }
-        let token = outcome.and_then(|credential| credential.secret());
+        let token = outcome.and_then(|credential| credential.secret(&|| false));
         assert_eq!(
             token.as_ref().ok().map(Secret::expose),
             text("token"),
@@ -114,7 +114,7 @@ fn missing_and_required_credentials_say_what_to_set() {
 #[cfg(unix)]
 #[test]
 fn commands_are_trimmed_bounded_and_never_shown() {
-    let run = |command: &str, limit| command::run(&Secret::from(command), limit);
+    let run = |command: &str, limit| command::run(&Secret::from(command), limit, &|| false);
     let long = Duration::from_secs(60);
     assert_eq!(run("printf ' key \\n'", long).unwrap().expose(), "key");
     assert_eq!(run("echo key; exit 3", long).unwrap().expose(), "key");
@@ -145,6 +145,18 @@ fn commands_are_trimmed_bounded_and_never_shown() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn a_command_ends_with_its_client() {
+    let looks = std::cell::Cell::new(0);
+    let closed = || looks.replace(looks.get() + 1) >= 3;
+    for command in ["sleep 600", "exec >&-; sleep 600"] {
+        looks.set(0);
+        let run = command::run(&command.into(), Duration::from_secs(60), &closed);
+        assert!(matches!(run, Err(Error::Closed(_))), "{run:?}");
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_command_that_hangs_is_ended_with_what_it_started() {
@@ -156,7 +168,7 @@ fn a_command_that_hangs_is_ended_with_what_it_started() {
     let pid = [100, 1_000, 10_000]
         .into_iter()
         .find_map(|limit| {
-            assert!(command::run(&script, Duration::from_millis(limit)).is_err());
+            assert!(command::run(&script, Duration::from_millis(limit), &|| false).is_err());
             let pid = std::fs::read_to_string(&file).ok()?;
             pid.ends_with('\n').then(|| pid.trim().to_owned())
         })
