@@ -11,7 +11,8 @@ pub enum Clock {
     /// The system's monotonic clock.
     #[default]
     Real,
-    /// A clock that never sleeps: each pause is recorded and moves the time on.
+    /// A clock that never sleeps: each pause is recorded and moves the time on, and so does
+    /// [`advance`](Self::advance).
     Recorded(Arc<Recording>),
 }
 
@@ -20,6 +21,9 @@ pub enum Clock {
 pub struct Recording {
     start: Instant,
     state: Mutex<(Duration, Vec<Duration>)>,
+    /// Who waits for a beat.
+    beating: Mutex<Vec<Arc<Flag>>>,
+    arrived: Condvar,
 }
 
 impl Clock {
@@ -29,7 +33,33 @@ impl Clock {
         Self::Recorded(Arc::new(Recording {
             start: Instant::now(),
             state: Mutex::default(),
+            beating: Mutex::default(),
+            arrived: Condvar::new(),
         }))
+    }
+
+    /// Moves a recorded clock on, as if the time had passed: background rhythms that are due by
+    /// then go on. The real clock takes no notice.
+    pub fn advance(&self, by: Duration) {
+        let Self::Recorded(recording) = self else {
+            return;
+        };
+        lock(&recording.state).0 += by;
+        let beating = lock(&recording.beating).clone();
+        for flag in beating {
+            // Whoever is about to wait has looked at the old time under this lock.
+            drop(lock(&flag.0));
+            flag.1.notify_all();
+        }
+    }
+
+    /// Waits until this many background rhythms wait for their next beat on a recorded clock.
+    pub fn wait_for_rhythms(&self, count: usize) {
+        if let Self::Recorded(recording) = self {
+            let beating = lock(&recording.beating);
+            let fewer = |beating: &mut Vec<_>| beating.len() < count;
+            drop(recording.arrived.wait_while(beating, fewer));
+        }
     }
 
     /// The present.
@@ -83,18 +113,35 @@ impl Clock {
         }
     }
 
-    /// Waits for the next beat of a background rhythm, which a recorded clock never reaches.
+    /// Waits for the next beat of a background rhythm, which on a recorded clock comes only when
+    /// a test moves it on. Returns whether `stop` was set meanwhile.
     pub(crate) fn beat(&self, stop: &Stop, duration: Duration) -> bool {
-        match self {
-            Self::Real => stop.wait(Some(duration)),
-            Self::Recorded(_) => stop.wait(None),
+        let Self::Recorded(recording) = self else {
+            return stop.wait(Some(duration));
+        };
+        let due = self.now().checked_add(duration);
+        lock(&recording.beating).push(stop.0.clone());
+        recording.arrived.notify_all();
+        let guard = lock(&stop.0.0);
+        let early = || due.is_none_or(|due| self.now() < due);
+        let stopped = *stop
+            .0
+            .1
+            .wait_while(guard, |set| !*set && early())
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut beating = lock(&recording.beating);
+        if let Some(mine) = beating.iter().position(|flag| Arc::ptr_eq(flag, &stop.0)) {
+            beating.swap_remove(mine);
         }
+        stopped
     }
 }
 
 /// A flag that many threads may wait on; once set it stays set.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Stop(Arc<(Mutex<bool>, Condvar)>);
+pub(crate) struct Stop(Arc<Flag>);
+
+type Flag = (Mutex<bool>, Condvar);
 
 impl Stop {
     pub(crate) fn is_set(&self) -> bool {
@@ -150,6 +197,30 @@ mod tests {
         stop.set();
         assert!(clock.pause(&stop, Duration::from_secs(1)));
         assert!(clock.beat(&stop, Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_recorded_beat_comes_when_the_clock_is_moved_on() {
+        let (clock, stop) = (Clock::recorded(), Stop::default());
+        let (beat, beats) = crossbeam_channel::unbounded();
+        let rhythm = std::thread::spawn({
+            let (clock, stop) = (clock.clone(), stop.clone());
+            move || {
+                while !clock.beat(&stop, Duration::from_secs(10)) {
+                    beat.send(()).unwrap();
+                }
+            }
+        });
+        for _ in 0..3 {
+            clock.wait_for_rhythms(1);
+            clock.advance(Duration::from_secs(9));
+            assert!(beats.try_recv().is_err());
+            clock.advance(Duration::from_secs(1));
+            beats.recv().unwrap();
+        }
+        stop.set();
+        rhythm.join().unwrap();
+        assert_eq!(clock.pauses(), []);
     }
 
     #[test]

@@ -191,25 +191,27 @@ fn heartbeat(core: &Core) {
         session_id: core.session_id.as_str().into(),
     };
     let Ok(body) = to_json(&request) else { return };
-    let mut last = Instant::now();
-    while !core
-        .link
-        .clock()
-        .beat(core.link.stop(), core.config.heartbeat)
-    {
+    let clock = core.link.clock();
+    let mut last = clock.now();
+    while !clock.beat(core.link.stop(), core.config.heartbeat) {
         let route = &route::SESSION_HEARTBEAT;
         let request = Request::to(route, route.fixed_path()).with_body(Body::Json(&body));
         match core.link.call_raw(request, route.into()) {
-            Ok(_) => last = Instant::now(),
+            Ok(_) => last = clock.now(),
             Err(error) if error.status() == Some(410) => {
                 log::debug!("the service has finished session {}", core.session_id);
                 return;
             }
-            Err(error) if last.elapsed() > SILENCE => log::warn!(
-                "no heartbeat got through for {} s, the session may be lost: {error}",
-                last.elapsed().as_secs()
-            ),
-            Err(_) => {}
+            Err(error) => {
+                let silence = clock.now().saturating_duration_since(last);
+                if silence > SILENCE {
+                    log::warn!(
+                        "no heartbeat of session {} got through for {} s, it may be lost: {error}",
+                        core.session_id,
+                        silence.as_secs()
+                    );
+                }
+            }
         }
     }
 }
@@ -219,14 +221,15 @@ fn upkeep(core: &Core) {
     let interval = |dynamic: &DynamicConfig| {
         Duration::from_secs(dynamic.refresh_interval_sec.max(MIN_REFRESH))
     };
-    let mut due = Instant::now() + interval(&lock(&core.dynamic));
+    let clock = core.link.clock();
+    let mut due = clock.now() + interval(&lock(&core.dynamic));
     loop {
         let token = core.link.refresh_token().unwrap_or(Duration::MAX);
-        let wait = due.saturating_duration_since(Instant::now()).min(token);
-        if core.link.clock().beat(core.link.stop(), wait) {
+        let wait = due.saturating_duration_since(clock.now()).min(token);
+        if clock.beat(core.link.stop(), wait) {
             return;
         }
-        if Instant::now() < due {
+        if clock.now() < due {
             continue;
         }
         let route = &route::DYNAMIC_CONFIG;
@@ -238,6 +241,6 @@ fn upkeep(core: &Core) {
             Ok(fresh) => *lock(&core.dynamic) = fresh,
             Err(error) => log::debug!("the dynamic configuration stays as it is: {error}"),
         }
-        due = Instant::now() + interval(&lock(&core.dynamic));
+        due = clock.now() + interval(&lock(&core.dynamic));
     }
 }

@@ -275,3 +275,26 @@ fn exception(error: &Error, user: bool) -> (Severity, EventKind) {
     }
     (Severity::Warning, generic("user_error", data))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_dropped_whole() {
+        let telemetry = Telemetry::new("S1");
+        let queued = || lock(&telemetry.0.as_ref().unwrap().queue).events.len();
+        let push = |count: usize| {
+            let event = (Severity::Info, EventKind::SessionStart);
+            telemetry.push(vec![event; count]);
+        };
+        // The start of the session is the first event.
+        push(CAPACITY - 2);
+        assert_eq!(queued(), CAPACITY - 1);
+        push(2);
+        assert_eq!(queued(), CAPACITY - 1);
+        push(1);
+        assert_eq!(queued(), CAPACITY);
+        assert!(Telemetry::off().0.is_none());
+    }
+}

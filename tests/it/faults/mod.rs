@@ -1,6 +1,6 @@
 //! The fault matrix, over real sockets: every row of the protocol's tables of futures, the
-//! poller, dispatch and retries is a test of its own name, and so is every deliberate difference
-//! from the reference. This lists it:
+//! poller, dispatch, retries and the session is a test of its own name, and so is every
+//! deliberate difference from the reference. This lists it:
 //!
 //! ```text
 //! cargo test --test it faults:: -- --list
@@ -13,6 +13,7 @@ mod dispatch;
 mod futures;
 mod poller;
 mod retry;
+mod session;
 
 use serde_json::json;
 use tinker::error::ErrorCategory;
