@@ -120,7 +120,11 @@ impl Builder {
 
     /// Sets a flag of `client/config` or `client/dynamic_config` by its name on the wire, such as
     /// `parallel_fwdbwd_chunks`. Setting `pjwt_auth_enabled` makes the server exchange keys for
-    /// tokens and demand those. Default: the service's own defaults.
+    /// tokens and demand those. Setting `custom_loss_server_side` makes clients upload custom
+    /// losses instead of computing them; the server runs what a [`LossGraph`] can say, so it is
+    /// for clients that need no more. Default: the service's own defaults.
+    ///
+    /// [`LossGraph`]: crate::loss::LossGraph
     pub fn flag(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.flags.push((name.into(), value.into()));
         self

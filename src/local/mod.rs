@@ -5,6 +5,9 @@
 //! `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
 //! inputs are text. What it does not have it refuses by name.
 //!
+//! Samples of all requests are drawn side by side, those of one adapter in one batch, and for a
+//! given seed a request gets the same alone or in a crowd.
+//!
 //! Requests of a model run in the order of their numbers, whatever order they arrive in, and a
 //! repeated request is the same request. Results are kept until they have been fetched, and a
 //! while longer in case the answer was lost. What is saved is written whole or not at all.

@@ -344,6 +344,17 @@ mod tests {
         let old = Config::parse(old.as_bytes()).unwrap();
         assert_eq!(old, Config::parse(new.as_bytes()).unwrap());
         assert_eq!((old.rope_theta, old.head_dim), (5e5, 24));
+        let factors = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3""#;
+        let old = json(&format!(
+            r#", "rope_theta": 5e5, "rope_scaling": {{{factors}}}"#
+        ));
+        let new = json(&format!(
+            r#", "rope_parameters": {{"rope_theta": 5e5, {factors}}}"#
+        ));
+        let old = Config::parse(old.as_bytes()).unwrap();
+        assert_eq!(old, Config::parse(new.as_bytes()).unwrap());
+        assert_eq!(old.rope_scaling.unwrap().original_positions, 8192.0);
     }
 
     #[test]
@@ -356,7 +367,9 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         }
         check(r#", "attention_bias": true"#, "attention with bias");
+        check(r#", "mlp_bias": true"#, "an MLP with bias");
         check(r#", "num_experts": 8"#, "mixtures of experts");
+        check(r#", "num_local_experts": 8"#, "mixtures of experts");
         check(r#", "use_sliding_window": true"#, "sliding windows");
         check(
             r#", "layer_types": ["sliding_attention"]"#,

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::lora::Adapter;
 use super::model::Net;
@@ -325,4 +325,74 @@ fn folders_with_missing_or_damaged_files_are_refused_by_name() {
     )
     .unwrap();
     assert!(error().contains("is missing from the weights"));
+}
+
+#[test]
+fn weights_may_be_in_half_precision_and_in_many_files() {
+    let fixture = Fixture::open("qwen3");
+    let whole = fs::read(fixture.folder.join("model.safetensors")).unwrap();
+    let whole = SafeTensors::deserialize(&whole).unwrap();
+    let numbers = |name: &str| {
+        let bytes = whole.tensor(name).unwrap().data().as_chunks().0;
+        bytes.iter().map(|four| f32::from_le_bytes(*four))
+    };
+    // One tensor per file, every number as `store` spells it.
+    let write = |dtype: Dtype, store: &dyn Fn(f32) -> Vec<u8>, extra: Option<&str>| {
+        let folder = tempfile::tempdir().unwrap();
+        let config = fixture.folder.join("config.json");
+        fs::copy(config, folder.path().join("config.json")).unwrap();
+        let mut files = serde_json::Map::new();
+        for (index, name) in whole.names().into_iter().chain(extra).enumerate() {
+            let source = extra.map_or(name, |extra| {
+                if name == extra {
+                    "model.norm.weight"
+                } else {
+                    name
+                }
+            });
+            let bytes: Vec<u8> = numbers(source).flat_map(store).collect();
+            let shape = whole.tensor(source).unwrap().shape().to_vec();
+            let view = TensorView::new(dtype, shape, &bytes).unwrap();
+            let file = format!("model-{index}.safetensors");
+            let bytes = safetensors::serialize([(name, view)], None).unwrap();
+            fs::write(folder.path().join(&file), bytes).unwrap();
+            files.insert(name.to_owned(), file.into());
+        }
+        let index = serde_json::json!({ "weight_map": files }).to_string();
+        fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        Base::load(folder.path(), 1)
+    };
+    let check = |dtype: Dtype, store: &dyn Fn(f32) -> Vec<u8>, round: &dyn Fn(f32) -> f32| {
+        let base = write(dtype, store, None).unwrap();
+        let expected: Vec<f32> = numbers("model.embed_tokens.weight").map(round).collect();
+        assert!(base.weights().embed.to_f32() == expected, "{dtype:?}");
+        let norm: Vec<f32> = numbers("model.norm.weight").map(round).collect();
+        assert_eq!(base.weights().norm, norm);
+    };
+    use half::{bf16, f16};
+    check(Dtype::F32, &|x| x.to_le_bytes().to_vec(), &|x| x);
+    check(
+        Dtype::F16,
+        &|x| f16::from_f32(x).to_le_bytes().to_vec(),
+        &|x| f16::from_f32(x).to_f32(),
+    );
+    check(
+        Dtype::BF16,
+        &|x| bf16::from_f32(x).to_le_bytes().to_vec(),
+        &|x| bf16::from_f32(x).to_f32(),
+    );
+
+    let error = write(Dtype::F64, &|x| f64::from(x).to_le_bytes().to_vec(), None).unwrap_err();
+    assert!(
+        error.to_string().contains("only F32, F16 and BF16"),
+        "{error}"
+    );
+    let bias = "model.layers.0.self_attn.q_proj.bias";
+    let error = write(Dtype::F32, &|x| x.to_le_bytes().to_vec(), Some(bias)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("q_proj.bias: projections with bias"),
+        "{error}"
+    );
 }

@@ -139,3 +139,36 @@ fn saved_weights_are_models_too_and_others_are_refused() {
     );
     assert_eq!(reply.status, 400);
 }
+
+#[test]
+fn a_folder_s_own_chat_template_lays_conversations_out() {
+    let data = tempfile::tempdir().unwrap();
+    drop(LocalServer::builder().data(data.path()).start().unwrap());
+    let folder = data.path().join("model");
+    let file = folder.join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let mut ask = |template: Value, messages: Value| {
+        config["chat_template"] = template;
+        std::fs::write(&file, config.to_string()).unwrap();
+        let server = LocalServer::builder().model(&folder).start().unwrap();
+        let body = json!({"model": "model", "max_tokens": 1, "messages": messages});
+        post(&Caller::new(&server), "chat/completions", body).json()
+    };
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let answer = ask(json!("{{ messages[0].content }}<|im_end|>"), hi.clone());
+    assert_eq!(
+        answer["usage"]["prompt_tokens"], 3,
+        "two bytes and a marker"
+    );
+    let refused = |answer: Value, expected: &str| {
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(expected), "{message}");
+    };
+    refused(ask(Value::Null, hi.clone()), "has no chat template");
+    refused(
+        ask(json!("{{ raise_exception('no system') }}"), hi),
+        "no system",
+    );
+    let image = json!([{"role": "user", "content": [{"type": "image_url"}]}]);
+    refused(ask(json!(""), image), "\"image_url\" is not text");
+}

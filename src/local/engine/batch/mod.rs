@@ -152,15 +152,14 @@ impl<'a> Batch<'a> {
                 begun.finish_reading();
             }
             let total = begun.job.request.num_samples;
-            while !full && begun.samples < total {
-                let rows = begun.job.request.max_tokens;
+            while begun.samples < total {
                 // The first sample's place was promised with the prompt's.
                 if begun.samples > 0 {
                     if !self.waiting.is_empty() && begun.running() >= SHARE {
                         break;
                     }
-                    if !self.promise(rows) {
-                        full = true;
+                    full = full || !self.promise(begun.job.request.max_tokens);
+                    if full {
                         break;
                     }
                 }
@@ -175,11 +174,9 @@ impl<'a> Batch<'a> {
 
     /// Lets waiting requests in, in order, as long as there is room.
     fn let_in(&mut self) {
-        let behind = self.begun.iter().any(|one| {
-            let read = one.reading.is_none();
-            read && one.running() < SHARE
-        });
-        if behind {
+        // Nobody overtakes a request that waits for room itself.
+        let waits = |one: &Begun<'_>| one.reading.is_none() && one.running() < SHARE;
+        if self.begun.iter().any(waits) {
             return;
         }
         while let Some(job) = self.waiting.front() {

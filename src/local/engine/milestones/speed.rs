@@ -35,9 +35,11 @@ fn speed() {
         data.iter().map(|datum| datum.logprobs.len()).sum()
     });
     let adapter = trainer.adapter();
-    measure("sampling 1", 256, || grow(&base, &adapter, 1, 1));
-    let together = measure("sampling 16", 16 * 256, || grow(&base, &adapter, 1, 16));
-    measure("sampling 16 requests", 16 * 256, || {
+    measure("sampling 1", length(), || grow(&base, &adapter, 1, 1));
+    let together = measure("sampling 16", 16 * length(), || {
+        grow(&base, &adapter, 1, 16)
+    });
+    measure("sampling 16 requests", 16 * length(), || {
         grow(&base, &adapter, 16, 1)
     });
     if long() {
@@ -46,11 +48,16 @@ fn speed() {
     }
 }
 
-/// Samples 256 tokens for each sequence, and counts them.
+/// Tokens of each sample.
+fn length() -> usize {
+    if long() { 256 } else { 16 }
+}
+
+/// Samples so many tokens for each sequence, and counts them.
 fn grow(base: &Base, adapter: &Arc<Adapter>, requests: usize, samples: usize) -> usize {
     let requests: Vec<SampleRequest> = (0..requests)
         .map(|_| {
-            let mut request = SampleRequest::new(builtin::encode("reverse something"), 256);
+            let mut request = SampleRequest::new(builtin::encode("reverse something"), length());
             request.num_samples = samples;
             request
         })
