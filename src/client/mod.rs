@@ -19,7 +19,7 @@ mod train_ops;
 mod training;
 
 pub use crate::runtime::forward::ChunkOutput;
-pub use crate::runtime::sampling::SamplingProgress;
+pub use crate::runtime::progress::SamplingProgress;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};
 pub use rest::{CopyOptions, ListOptions, Pages, RestClient};

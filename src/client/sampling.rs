@@ -7,7 +7,8 @@ use super::batch::SampleBatch;
 use crate::error::{Context, Error, Result};
 use crate::runtime::clock::lock;
 use crate::runtime::pending::Pending;
-use crate::runtime::sampling::{Sampler, SamplingProgress};
+use crate::runtime::progress::SamplingProgress;
+use crate::runtime::sampling::Sampler;
 use crate::runtime::session::Session;
 use crate::transport::Request;
 use crate::types::{

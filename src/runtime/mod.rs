@@ -13,6 +13,7 @@ pub(crate) mod link;
 pub(crate) mod opened;
 pub(crate) mod pending;
 pub(crate) mod poller;
+pub(crate) mod progress;
 pub(crate) mod queue;
 pub(crate) mod sampling;
 pub(crate) mod sequence;

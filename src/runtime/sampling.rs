@@ -1,6 +1,5 @@
 //! A sample's life: queued, submitted, awaited, and submitted again where the protocol asks.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +11,7 @@ use super::limits::Backoff;
 use super::link::AttemptError;
 use super::pending::{OnDrop, Pending, Promise, Status, promise};
 use super::poller::Poller;
+use super::progress::{Progress, Ticket};
 use super::session::Session;
 use super::watch::{Accepted, Outcome, Watch};
 use crate::error::{Context, Error, Result, is_retryable_status};
@@ -27,17 +27,15 @@ use crate::wire::route::{ASAMPLE, JOIN_SAMPLING_SESSION};
 const POSTS: usize = 400;
 const NARROW_POSTS: usize = 10;
 
-/// The same when a poller does the waiting, and how many results are then fetched at once.
-pub(crate) const POLLED_POSTS: usize = 64;
+/// The same when a poller does the waiting, and how many results are then fetched at once: fewer
+/// than a hundred threads in all.
+pub(crate) const POLLED_POSTS: usize = 44;
 
 /// Numbers of one clone of a sampler; the next clone's begin above them.
 const CLONE_NUMBERS: u64 = 1_000_000_000;
 
 /// Estimates up to this size back off briefly after a 429, larger ones longer.
 const SMALL: u64 = 131_072;
-
-/// How often the progress of a big run is logged.
-const PROGRESS_LOG: Duration = Duration::from_secs(60);
 
 /// One sampler: a sampling session of the service and this process's place in it.
 pub(crate) struct Sampler {
@@ -348,52 +346,65 @@ impl Job {
     }
 
     fn await_result(mut self: Box<Self>, reply: FutureReply, flight: Option<Flight>) {
-        let core = self.sampler.core.clone();
         let id = reply.request_id;
         self.status.accepted(&id);
-        let (canceller, cancelled) = (core.clone(), id.clone());
+        let (canceller, cancelled) = (self.sampler.core.clone(), id.clone());
         self.status.on_cancel(move || canceller.cancel(cancelled));
         let poller = match self.sampler.poller() {
             Ok(poller) => poller.cloned(),
             Err(error) => return self.fail(error),
         };
         self.number = None;
+        let sequences = reply.sample_sequence_ids;
+        let Some(poller) = poller else {
+            return self.watch(id, sequences, flight, None).run();
+        };
+        let (waited, fetching) = (id.clone(), poller.clone());
+        // The rest is made once the sample has ended: thousands may wait here.
+        poller.wait(
+            &waited,
+            Box::new(move |ended| {
+                let watch = self.watch(id, sequences, flight, Some(fetching));
+                match ended {
+                    Ok(size) => watch.finished_with(size).start(),
+                    Err(error) => watch.fail(error),
+                }
+            }),
+        );
+    }
+
+    /// Fetches the result of the accepted request `id`, and tells the poller when that is done.
+    fn watch(
+        self: Box<Self>,
+        id: String,
+        sequences: Option<Vec<String>>,
+        flight: Option<Flight>,
+        poller: Option<Poller>,
+    ) -> Watch<SampleResponse> {
+        let core = self.sampler.core.clone();
+        let crew = match poller {
+            None => core.couriers.clone(),
+            Some(_) => core.fetchers.clone(),
+        };
         let accepted = Accepted {
             request_id: id.clone(),
             request_type: "Sample",
             binary: true,
             roundtrip: Duration::ZERO,
         };
-        let ids = reply.sample_sequence_ids;
         let decode = move |content_type: Option<&str>, body| {
-            decode_sample(content_type, body, ids.as_deref())
+            decode_sample(content_type, body, sequences.as_deref())
         };
         let (status, sampler) = (self.status.clone(), self.sampler.clone());
-        let (fetched, fetched_id) = (poller.clone(), id.clone());
-        let watch = Watch::new(
-            core.clone(),
-            accepted,
-            status,
-            Arc::new(decode),
-            move |outcome| {
-                if let Some(poller) = fetched {
-                    poller.fetched(&fetched_id);
-                }
-                self.finish(outcome, flight);
-            },
-        )
-        .giving_up(move || sampler.stuck());
-        match poller {
-            None => watch.on(core.couriers.clone()).run(),
-            Some(poller) => {
-                let watch = watch.on(core.fetchers.clone());
-                let fetch = move |ended| match ended {
-                    Ok(size) => watch.finished_with(size).start(),
-                    Err(error) => watch.fail(error),
-                };
-                poller.wait(&id, Box::new(fetch));
+        let done = move |outcome| {
+            if let Some(poller) = poller {
+                poller.fetched(&id);
             }
-        }
+            self.finish(outcome, flight);
+        };
+        Watch::new(core, accepted, status, Arc::new(decode), done)
+            .giving_up(move || sampler.stuck())
+            .on(crew)
     }
 
     fn finish(self: Box<Self>, outcome: Outcome<SampleResponse>, flight: Option<Flight>) {
@@ -456,154 +467,5 @@ fn unanswered(fault: &Fault) -> Submitted {
     match fault.is_retryable() {
         true => Submitted::Again(error),
         false => Submitted::Fatal(error),
-    }
-}
-
-/// How a sampler is getting on.
-pub(crate) struct Progress {
-    started: Instant,
-    counts: Mutex<Counts>,
-    open: Arc<Mutex<BTreeMap<u64, Instant>>>,
-    next_ticket: AtomicU64,
-}
-
-struct Counts {
-    succeeded: u64,
-    failed: u64,
-    retries: u64,
-    tokens: u64,
-    last_success: Instant,
-    last_log: Instant,
-}
-
-/// A sample under way; counts as done when dropped.
-struct Ticket {
-    id: u64,
-    open: Arc<Mutex<BTreeMap<u64, Instant>>>,
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        lock(&self.open).remove(&self.id);
-    }
-}
-
-impl Progress {
-    fn new(now: Instant) -> Self {
-        Self {
-            started: Instant::now(),
-            counts: Mutex::new(Counts {
-                succeeded: 0,
-                failed: 0,
-                retries: 0,
-                tokens: 0,
-                last_success: now,
-                last_log: now,
-            }),
-            open: Arc::default(),
-            next_ticket: AtomicU64::new(0),
-        }
-    }
-
-    fn begin(&self, now: Instant) -> Ticket {
-        let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let mut open = lock(&self.open);
-        if open.is_empty() {
-            // Nobody was waiting, so nothing was stuck.
-            lock(&self.counts).last_success = now;
-        }
-        open.insert(id, Instant::now());
-        Ticket {
-            id,
-            open: self.open.clone(),
-        }
-    }
-
-    fn succeeded(&self, tokens: usize, now: Instant) {
-        let mut counts = lock(&self.counts);
-        counts.succeeded += 1;
-        counts.tokens += tokens as u64;
-        counts.last_success = now;
-    }
-
-    fn failed(&self) {
-        lock(&self.counts).failed += 1;
-    }
-
-    fn retried(&self) {
-        lock(&self.counts).retries += 1;
-    }
-
-    fn since_success(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(lock(&self.counts).last_success)
-    }
-
-    fn log(&self, now: Instant, waiting: impl FnOnce() -> usize) {
-        let mut counts = lock(&self.counts);
-        if now.saturating_duration_since(counts.last_log) < PROGRESS_LOG {
-            return;
-        }
-        counts.last_log = now;
-        drop(counts);
-        log::info!("sampling: {}", self.snapshot(waiting()));
-    }
-
-    pub(crate) fn snapshot(&self, waiting: usize) -> SamplingProgress {
-        let open = lock(&self.open);
-        let counts = lock(&self.counts);
-        let seconds = self.started.elapsed().as_secs_f64();
-        SamplingProgress {
-            succeeded: counts.succeeded,
-            failed: counts.failed,
-            retries: counts.retries,
-            tokens: counts.tokens,
-            tokens_per_second: counts.tokens as f64 / seconds.max(1e-9),
-            open: open.len(),
-            waiting,
-            oldest: open.values().next().map(Instant::elapsed),
-        }
-    }
-}
-
-/// How a sampler is getting on, at one moment.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct SamplingProgress {
-    /// Samples that arrived.
-    pub succeeded: u64,
-    /// Samples that failed for good.
-    pub failed: u64,
-    /// Submissions that had to be repeated.
-    pub retries: u64,
-    /// Tokens sampled.
-    pub tokens: u64,
-    /// Tokens sampled per second since the sampler was made.
-    pub tokens_per_second: f64,
-    /// Samples submitted and not yet done.
-    pub open: usize,
-    /// Samples not yet sent, of all samplers of the session.
-    pub waiting: usize,
-    /// How long ago the oldest sample under way was submitted.
-    pub oldest: Option<Duration>,
-}
-
-impl std::fmt::Display for SamplingProgress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} done, {} failed, {} under way ({} not yet sent), {} retries, {} tokens, \
-             {:.0} tokens/s",
-            self.succeeded,
-            self.failed,
-            self.open,
-            self.waiting,
-            self.retries,
-            self.tokens,
-            self.tokens_per_second
-        )?;
-        match self.oldest {
-            Some(oldest) => write!(f, ", oldest {:.0} s", oldest.as_secs_f64()),
-            None => Ok(()),
-        }
     }
 }
