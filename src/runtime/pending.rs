@@ -139,7 +139,10 @@ impl<T> Pending<T> {
 
     /// What the service last said about the queue the request waits in.
     pub fn queue_state(&self) -> Option<QueueStatus> {
-        lock(&self.source.status().progress).queue.clone()
+        lock(&self.source.status().progress)
+            .queue
+            .as_deref()
+            .cloned()
     }
 }
 
@@ -246,7 +249,7 @@ pub(crate) struct Status {
 #[derive(Default)]
 struct Progress {
     request_id: Option<String>,
-    queue: Option<QueueStatus>,
+    queue: Option<Box<QueueStatus>>,
     logged: Option<Instant>,
 }
 
@@ -292,7 +295,7 @@ impl Status {
         if due {
             progress.logged = Some(Instant::now());
         }
-        progress.queue = Some(queue);
+        progress.queue = Some(Box::new(queue));
         due
     }
 
@@ -489,6 +492,8 @@ impl<T: Send> Source<T> for Handle<T> {
             drop(state);
             let _ = watcher.sender.send(watcher.index);
         } else {
+            // Hardly ever more than one, and thousands may wait.
+            state.watchers.reserve_exact(1);
             state.watchers.push(watcher);
         }
     }
