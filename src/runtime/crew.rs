@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
@@ -27,7 +28,7 @@ pub(crate) struct Crew(Arc<Shared>);
 
 struct Shared {
     name: &'static str,
-    limit: usize,
+    limit: AtomicUsize,
     state: Mutex<State>,
     gone: Condvar,
 }
@@ -47,7 +48,7 @@ impl Crew {
     pub(crate) fn new(name: &'static str, limit: usize) -> Self {
         Self(Arc::new(Shared {
             name,
-            limit: limit.max(1),
+            limit: AtomicUsize::new(limit.max(1)),
             state: Mutex::default(),
             gone: Condvar::new(),
         }))
@@ -72,17 +73,24 @@ impl Crew {
             // Each has left its loop, so this does not wait.
             drop(handle.join());
         }
-        if state.running.len() < self.0.limit && self.start(&mut state, &mut job) {
-            return;
-        }
+        // Those who came first get the thread.
         state.queue.push_back(job);
+        if state.running.len() < self.0.limit.load(Ordering::Relaxed)
+            && let Some(first) = state.queue.pop_front()
+        {
+            self.start(&mut state, first);
+        }
     }
 
-    /// Starts a thread for the job; false if the system refuses and others can take it.
-    fn start(&self, state: &mut State, job: &mut Job) -> bool {
+    /// Sets how many threads there may be; those that run already are left alone.
+    pub(crate) fn allow(&self, threads: usize) {
+        self.0.limit.store(threads.max(1), Ordering::Relaxed);
+    }
+
+    /// Starts a thread for the job; if the system refuses, the job waits for one that runs.
+    fn start(&self, state: &mut State, job: Job) {
         let id = state.next_id;
-        let first = std::mem::replace(job, Box::new(|| ()));
-        let slot = Arc::new(Mutex::new(Some(first)));
+        let slot = Arc::new(Mutex::new(Some(job)));
         let (shared, mine) = (self.0.clone(), slot.clone());
         let spawned = thread::Builder::new()
             .name(format!("{}-{id}", self.0.name))
@@ -95,12 +103,11 @@ impl Crew {
             Ok(handle) => {
                 state.next_id += 1;
                 state.running.insert(id, (handle.thread().id(), handle));
-                true
             }
             Err(error) => {
-                *job = lock(&slot).take().expect("no thread started to take it");
+                let job = lock(&slot).take().expect("no thread started to take it");
+                state.queue.push_front(job);
                 log::warn!("cannot start another waiting thread ({error}); requests take turns");
-                false
             }
         }
     }
@@ -186,7 +193,6 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use crossbeam_channel::unbounded;
 
@@ -228,6 +234,25 @@ mod tests {
             }
         }
         assert_eq!(crew.threads(), 1);
+        crew.close();
+    }
+
+    #[test]
+    fn a_higher_limit_serves_those_who_came_first() {
+        let crew = Crew::new("test", 1);
+        let (release, gate) = bounded::<()>(0);
+        crew.run(move || gate.recv().unwrap());
+        let (done, order) = bounded(2);
+        for name in ["first", "second"] {
+            let done = done.clone();
+            crew.run(move || done.send(name).unwrap());
+            crew.allow(2);
+        }
+        assert_eq!(
+            order.iter().take(2).collect::<Vec<_>>(),
+            ["first", "second"]
+        );
+        release.send(()).unwrap();
         crew.close();
     }
 

@@ -108,6 +108,7 @@ struct Used {
     /// Submissions of the present generation and of the one before; older ones are silent.
     fresh: Load,
     aging: Load,
+    silent: usize,
     generation: u64,
     /// When the present generation began.
     turned: Option<Instant>,
@@ -139,6 +140,7 @@ impl Used {
     fn turn(&mut self, now: Instant) {
         let turned = *self.turned.get_or_insert(now);
         if now.saturating_duration_since(turned) >= SILENT {
+            self.silent += self.aging.posts;
             self.aging = std::mem::take(&mut self.fresh);
             self.generation += 1;
             self.turned = Some(now);
@@ -149,7 +151,10 @@ impl Used {
         let load = match self.generation - generation {
             0 => &mut self.fresh,
             1 => &mut self.aging,
-            _ => return,
+            _ => {
+                self.silent -= 1;
+                return;
+            }
         };
         load.posts -= 1;
         load.bytes -= bytes;
@@ -310,6 +315,11 @@ impl<J> Dispatcher<J> {
     pub(crate) fn waiting(&self) -> usize {
         let queue = lock(&self.0.queue);
         queue.ready.len() + queue.later.len()
+    }
+
+    /// Submissions that no longer count, because they have gone unanswered for too long.
+    pub(crate) fn silent(&self) -> usize {
+        lock(&self.0.usage.used).silent
     }
 
     /// Waits until a job may go out. `None` after [`close`](Self::close).
@@ -530,9 +540,10 @@ mod tests {
         assert!(dispatcher.try_next().is_none());
         clock.pause(&stop, SILENT);
         let next = jobs(&dispatcher);
-        assert_eq!(next.len(), 4);
+        assert_eq!((next.len(), dispatcher.silent()), (4, 4));
         // Late answers to the silent ones make no more room than there is.
         drop(silent);
+        assert_eq!(dispatcher.silent(), 0);
         assert!(dispatcher.try_next().is_none());
         drop(next);
         assert_eq!(jobs(&dispatcher).len(), 4);

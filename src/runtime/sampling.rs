@@ -189,9 +189,16 @@ fn dispatcher<'a>(core: &'a Arc<Core>, backoff: &Arc<Backoff>) -> Result<&'a Dis
     let made = Dispatcher::new(core.link.clock().clone(), backoff.clone(), limits);
     if core.samples.set(made.clone()).is_ok() {
         let queue = made.clone();
+        let threads = match config.sample_use_retrieve_futures {
+            true => POLLED_POSTS,
+            false => core.config.max_waiting_threads,
+        };
         let started = Core::spawn(core, "tinker-dispatch", move |core| {
             while let Some((job, post, flight)) = queue.next() {
                 let queue = queue.clone();
+                // A thread for every submission that counts, and for those that do not any more.
+                let most = core.config.max_waiting_threads;
+                core.couriers.allow(most.min(threads + queue.silent()));
                 core.couriers.run(move || {
                     job.go(post, flight);
                     while let Some((job, post, flight)) = queue.try_next() {
@@ -360,7 +367,7 @@ impl Job {
             return self.watch(id, sequences, flight, None).run();
         };
         let (waited, fetching) = (id.clone(), poller.clone());
-        // The rest is made once the sample has ended: thousands may wait here.
+        // The watch is made once the sample has ended: thousands may wait here.
         poller.wait(
             &waited,
             Box::new(move |ended| {
