@@ -50,6 +50,8 @@ pub(crate) enum Answer {
     TimedOut,
     /// No answer, or one that cannot be read.
     Fault(Error),
+    /// No answer, and none would come: no credential, no secure connection, a closed client.
+    Hopeless(Error),
     Status {
         error: Error,
         paused: bool,
@@ -98,6 +100,7 @@ impl Machine {
             }
             Answer::TimedOut => Verdict::Poll,
             Answer::Fault(error) => self.fault(error, now),
+            Answer::Hopeless(error) => Verdict::Die(error),
             Answer::Status { error, paused } => match error.status() {
                 Some(402) if paused => Verdict::Wait(BILLING_PAUSE),
                 Some(400) if self.bad_requests < FORGIVEN => {
@@ -250,8 +253,11 @@ impl Shared {
             Err(AttemptError::Fault(fault)) if fault.is_timeout() && fault.may_have_arrived() => {
                 Answer::TimedOut
             }
-            Err(AttemptError::Fault(fault)) => Answer::Fault(fault.to_error(&label)),
-            Err(AttemptError::Credentials(error)) => Answer::Fault(error),
+            Err(AttemptError::Fault(fault)) if fault.is_retryable() => {
+                Answer::Fault(fault.to_error(&label))
+            }
+            Err(AttemptError::Fault(fault)) => Answer::Hopeless(fault.to_error(&label)),
+            Err(AttemptError::Credentials(error)) => Answer::Hopeless(error),
         }
     }
 
@@ -367,6 +373,12 @@ mod tests {
             ],
             &["wait 1", "wait 1", "wait 1", "poll", "wait 1"],
         );
+    }
+
+    #[test]
+    fn what_cannot_pass_ends_it() {
+        let error = Error::Credentials(Context::new("none"));
+        check(vec![Answer::Hopeless(error)], &["die"]);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tinker::client::RawCall;
 use tinker::config::{Config, Dialect};
 use tinker::types::FinishReason;
-use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, ServiceClient};
+use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
 
 use crate::support::fake::{Fake, route, train};
 use crate::support::logs;
@@ -251,6 +252,46 @@ fn a_drop_with_a_poll_in_flight_wakes_it() {
     // The poll would be answered when the gate opens, which it never does before the drop ends.
     drop((pending, training));
     assert_eq!(gate.waiting(), 1);
+    gate.open();
+}
+
+#[test]
+fn what_is_under_way_survives_an_outage() {
+    let fake = Fake::start();
+    let service = fake.service();
+    let training = train(&service);
+    let sampler = service.create_sampling_client("some/model").unwrap();
+    let gate = Gate::new();
+    let waiting = Reply::json(&json!({"type": "try_again"}));
+    for _ in 0..4 {
+        fake.reply("retrieve_future", waiting.clone().after(&gate));
+    }
+    fake.server
+        .reply("GET", &route("x"), waiting.clone().after(&gate));
+    fake.server.always("GET", &route("x"), waiting);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| service.call_raw(&RawCall::get("x")));
+        let optim = training.optim_step(AdamParams::default()).unwrap();
+        let whole = training.forward(&[datum()], LossFn::CrossEntropy).unwrap();
+        let chunks = training
+            .forward_backward_chunks(&[datum()], LossFn::CrossEntropy)
+            .unwrap();
+        let sample = sampler
+            .submit_sample(
+                &ModelInput::from_ints(vec![1]),
+                SamplingParams::max_tokens(4),
+            )
+            .unwrap();
+        gate.wait_for(5);
+        // Every connection breaks, and the next ones are refused before they can ask anything.
+        fake.server.drop_connections(12);
+        fake.server.close_connections();
+        optim.join().unwrap();
+        whole.join().unwrap();
+        assert!(chunks.collect::<tinker::Result<Vec<_>>>().is_ok());
+        sample.join().unwrap();
+        call.join().unwrap().unwrap();
+    });
     gate.open();
 }
 

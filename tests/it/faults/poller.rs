@@ -55,9 +55,7 @@ fn check_with(flags: Value, answers: Vec<Reply>, end: End, pauses: &[u64]) {
     for answer in answers {
         fake.reply("retrieve_futures", answer);
     }
-    // Kept until the end: a poll that a closing session interrupts is a fault, too.
-    let sampler = fake.sampler();
-    assert_eq!(End::of(&sample(&sampler)), end);
+    assert_eq!(End::of(&sample(&fake.sampler())), end);
     fake.check_pauses(pauses);
 }
 
