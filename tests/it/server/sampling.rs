@@ -249,6 +249,26 @@ fn a_cancelled_sample_ends_and_a_flood_is_held_off() {
 }
 
 #[test]
+fn a_model_trains_while_a_long_sample_is_drawn_on_the_only_thread() {
+    let server = LocalServer::builder()
+        .threads(1)
+        .long_poll(std::time::Duration::from_millis(1))
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let mut long = request(&base_sampler(&caller), 0);
+    long["num_samples"] = json!(200);
+    long["sampling_params"] = json!({"max_tokens": 4000, "stop": []});
+    let sample = caller.ok("asample", long);
+    let model = caller.model(0);
+    let mut seq_id = 1;
+    let first = model.train(&mut seq_id, &["hello hello"]);
+    assert!(model.train(&mut seq_id, &["hello hello"]) < first);
+    let body = json!({"request_id": sample["request_id"], "allow_metadata_only": false});
+    assert_eq!(caller.ok("retrieve_future", body)["type"], "try_again");
+}
+
+#[test]
 fn weights_are_sampled_as_they_were_when_saved() {
     let server = LocalServer::start().unwrap();
     let caller = Caller::new(&server);

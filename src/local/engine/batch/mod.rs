@@ -19,7 +19,7 @@ use super::decode::{self, Cache, Newest};
 use super::lora::{Adapter, Merged};
 use super::model::{Base, Net};
 use super::pick::Candidates;
-use super::prompt::Reading;
+use super::prompt::{PIECE, Reading};
 use super::sample::{SampleOutput, SampleRequest};
 use super::scratch::Scratch;
 use crate::error::Result;
@@ -33,8 +33,6 @@ const SEQUENCES: usize = 64;
 const SHARE: usize = SEQUENCES / 2;
 /// Bytes of keys and values at once; a request that needs more runs alone.
 const MEMORY: usize = 1 << 30;
-/// Prompt tokens read in one round.
-const READ: usize = 256;
 /// Sequences that one thread decodes together: their rows share the weights it has at hand.
 const TOGETHER: usize = 16;
 
@@ -232,12 +230,14 @@ impl<'a> Batch<'a> {
     fn tasks(&mut self) -> Vec<Task<'_, 'a>> {
         let weights = self.base.weights();
         let mut tasks = Vec::new();
+        // A round reads one whole piece per thread, or as much of shorter prompts.
+        let read = PIECE * self.base.threads();
         let mut rows = 0;
         for begun in &mut self.begun {
             let Begun { job, reading, .. } = begun;
             let Some(reading) = reading else { continue };
             rows += reading.next_piece(&job.request);
-            if rows > READ && !tasks.is_empty() {
+            if rows > read && !tasks.is_empty() {
                 break;
             }
             let net = Net::new(weights, job.adapter.as_deref());

@@ -189,10 +189,7 @@ fn a_long_prompt_is_read_while_others_go_on() {
         rounds += 1;
         assert_eq!(quick.heard(), before + rounds, "one token every round");
     }
-    assert_eq!(
-        rounds,
-        1000usize.div_ceil(crate::local::engine::prompt::PIECE) + 1
-    );
+    assert_eq!(rounds, 1000usize.div_ceil(PIECE) + 1);
 }
 
 #[test]

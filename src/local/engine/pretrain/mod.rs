@@ -24,12 +24,15 @@ use super::pass::{Gradients, Rest, RestLayer};
 use super::rng::Rng;
 use super::sample::SampleRequest;
 use super::train::{self, Datum};
+use crate::local::disk;
 use muon::Muon;
 use tasks::{Example, Style, TASKS};
 
 const SEED: u64 = 20_261_116;
 const STEPS: usize = 1800;
 const EXAMPLES_PER_STEP: usize = 128;
+/// Of the file the recipe writes.
+const CHECKSUM: u64 = 0xA7D3_244F_6FF1_5170;
 
 /// The model on its way.
 struct Recipe {
@@ -321,6 +324,7 @@ fn save(weights: &Weights) -> Vec<u8> {
 fn the_shipped_model_has_learned_its_tasks() {
     let base = Base::builtin(1).unwrap();
     assert!(builtin::WEIGHTS.len() < 1_000_000);
+    assert_eq!(disk::checksum(builtin::WEIGHTS), CHECKSUM);
     for (task, word, answer) in [
         ("copy", "garden", "garden"),
         ("reverse", "stone", "enots"),
