@@ -5,6 +5,7 @@
     reason = "a test that cannot go on should stop there"
 )]
 
+mod calls;
 mod cli;
 mod clients;
 mod config;

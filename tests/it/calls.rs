@@ -1,0 +1,145 @@
+//! The low-level call, for endpoints that have no method yet.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tinker::Error;
+use tinker::client::{CallBody, RawCall};
+use tinker::config::Timeout;
+
+use crate::support::fake::{Fake, route};
+use crate::support::scripted::{Recorded, Reply};
+
+/// A service that answers any call to `x` with its own words.
+fn echoing() -> Fake {
+    let fake = Fake::start();
+    for method in ["GET", "POST", "PUT", "DELETE"] {
+        let reply = Reply::json(&json!({"method": method})).with_header("x-note", "hello");
+        fake.server.always(method, &route("x/y"), reply);
+    }
+    fake
+}
+
+fn file(content: &[u8]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+fn calls(fake: &Fake) -> Vec<Recorded> {
+    fake.server.requests_to("x/y")
+}
+
+#[test]
+fn answers_come_typed_or_as_they_are() {
+    let fake = echoing();
+    let service = fake.service();
+    for (call, method) in [
+        (RawCall::get("x/y"), "GET"),
+        (RawCall::post("/x/y"), "POST"),
+        (RawCall::put("x/y"), "PUT"),
+        (RawCall::delete("x/y"), "DELETE"),
+    ] {
+        let call = call
+            .with_query("name", "a b&c")
+            .with_header("x-mine", "yes");
+        let typed: Value = service.call(&call).unwrap();
+        assert_eq!(typed, json!({ "method": method }));
+        let raw = service.call_raw(&call).unwrap();
+        assert_eq!((raw.status(), raw.header("X-Note")), (200, Some("hello")));
+        assert_eq!(raw.json::<Value>().unwrap(), typed);
+    }
+    for request in calls(&fake) {
+        assert_eq!(request.query, "name=a+b%26c");
+        assert_eq!(request.header("x-mine"), Some("yes"));
+        assert_eq!(request.header("x-api-key"), Some("tml-secret-key"));
+    }
+}
+
+#[test]
+fn bytes_files_and_forms_are_sent_and_sent_again_whole() {
+    let content: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    let file = file(&content);
+    let path = || file.path().to_owned();
+    let octets = || "application/octet-stream".to_owned();
+    for body in [
+        CallBody::Raw {
+            content_type: octets(),
+            bytes: content.clone(),
+        },
+        CallBody::File {
+            content_type: octets(),
+            path: path(),
+        },
+        CallBody::Form(vec![("one".into(), path()), ("two".into(), path())]),
+    ] {
+        let fake = echoing();
+        fake.reply("x/y", Reply::hang_up());
+        let call = RawCall::post("x/y").with_body(body.clone());
+        fake.service().call_raw(&call).unwrap();
+        let sent = calls(&fake);
+        assert_eq!(sent.len(), 2);
+        let key = |request: &Recorded| request.header("x-idempotency-key").map(str::to_owned);
+        assert_eq!(key(&sent[0]), key(&sent[1]));
+        for request in &sent {
+            let kind = request.header("content-type").unwrap();
+            match &body {
+                CallBody::Form(_) => {
+                    assert!(kind.starts_with("multipart/form-data; boundary="), "{kind}");
+                    let found = request
+                        .body
+                        .windows(content.len())
+                        .filter(|window| *window == content)
+                        .count();
+                    assert_eq!(found, 2);
+                }
+                _ => {
+                    assert_eq!(kind, "application/octet-stream");
+                    assert!(request.body == content);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_limit_in_time_is_the_client_s_none_or_its_own() {
+    let fake = echoing();
+    let service = fake.client(fake.config().with_read_timeout(Duration::from_secs(20)));
+    for limit in [
+        Timeout::Default,
+        Timeout::None,
+        Timeout::After(Duration::from_secs(3)),
+    ] {
+        let call = RawCall::get("x/y").with_timeout(limit);
+        service.call_raw(&call).unwrap();
+    }
+    let limits: Vec<_> = calls(&fake)
+        .iter()
+        .map(|request| {
+            let limit = request.header("x-stainless-read-timeout");
+            limit.map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(limits, [Some("20".into()), None, Some("3".into())]);
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused_before_anything_is() {
+    let fake = Fake::start();
+    let service = fake.service();
+    for path in ["", "/", "https://elsewhere/x", "x?y=1", "x#y"] {
+        let error = service.call_raw(&RawCall::get(path)).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{path}: {error}");
+    }
+    assert_eq!(fake.server.requests().len(), 0);
+    let missing = CallBody::File {
+        content_type: "text/plain".into(),
+        path: "no/such/file".into(),
+    };
+    let error = service
+        .call_raw(&RawCall::post("x/y").with_body(missing))
+        .unwrap_err();
+    assert!(error.to_string().contains("no/such/file"), "{error}");
+    assert_eq!(calls(&fake).len(), 0);
+}
