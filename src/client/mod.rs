@@ -18,7 +18,7 @@ mod service;
 mod train_ops;
 mod training;
 
-pub use crate::runtime::forward::ChunkOutput;
+pub use crate::runtime::gather::ChunkOutput;
 pub use crate::runtime::progress::SamplingProgress;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};

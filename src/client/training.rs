@@ -8,7 +8,8 @@ use crossbeam_channel::Receiver;
 use super::train_ops::seq;
 use crate::error::{Context, Error, Result};
 use crate::loss::{self, CustomLoss, LossGraph};
-use crate::runtime::forward::{Call, ChunkOutput, ChunkSender, Forward, Gather};
+use crate::runtime::forward::{Call, Forward};
+use crate::runtime::gather::{ChunkOutput, ChunkSender, Gather};
 use crate::runtime::pending::{Pending, Status};
 use crate::runtime::queue::{Gate, Operation, Queue, Single};
 use crate::types::{

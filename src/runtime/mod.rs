@@ -8,6 +8,7 @@ pub(crate) mod dispatch;
 pub(crate) mod download;
 pub(crate) mod forward;
 pub(crate) mod future;
+pub(crate) mod gather;
 pub(crate) mod limits;
 pub(crate) mod link;
 pub(crate) mod opened;

@@ -1,0 +1,198 @@
+//! The way to one service: its connections, its credentials, and how it wants to be spoken to.
+
+mod rounds;
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+use self::rounds::decode_reply;
+use super::clock::{Clock, Stop, lock};
+use crate::config::{Config, Secret};
+use crate::error::{Context, Error, Result};
+use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
+use crate::transport::retry::BillingWindow;
+use crate::transport::{Body, PROTOCOL_VERSION, Request, Transport};
+use crate::types::ClientConfig;
+use crate::wire::reply::AuthTokenReply;
+use crate::wire::request::{AuthTokenRequest, ClientConfigRequest, to_json};
+use crate::wire::route;
+
+pub(crate) use self::rounds::{AttemptError, Effort, Unaccepted};
+
+/// The way to one service: connections, credentials, patience.
+pub(crate) struct Link {
+    transport: Transport,
+    clock: Clock,
+    stop: Stop,
+    auth: Credentials,
+    billing: Mutex<BillingWindow>,
+    /// How long a call that keeps failing is repeated.
+    patience: Duration,
+    /// Whether the user has been told that nobody answers.
+    unreachable: AtomicBool,
+    /// What the service has said about this version so far.
+    notes: Mutex<HashSet<String>>,
+}
+
+enum Credentials {
+    Key(Secret),
+    /// The service hands out short-lived tokens for the credential.
+    Tokens(Credential, TokenCache),
+}
+
+impl Link {
+    /// Finds the credential and asks the service how it wants to be spoken to. A server that has
+    /// no `client/config` gets the defaults.
+    pub(crate) fn open(
+        config: &Config,
+        transport: Transport,
+        clock: Clock,
+        stop: Stop,
+    ) -> Result<(Self, ClientConfig)> {
+        let credential = Credential::resolve(config, CommandPolicy::Optional)?;
+        let key = Credentials::Key(credential.secret(&|| stop.is_set())?);
+        let mut link = Self::new(config, transport, clock, stop, key);
+        let client_config: ClientConfig = link
+            .optional(&route::CLIENT_CONFIG, &config_body()?)?
+            .unwrap_or_default();
+        link.set_billing_pause(&client_config);
+        link.auth = if client_config.pjwt_auth_enabled {
+            let policy = match client_config.credential_default_source.as_str() {
+                "credential_cmd" => CommandPolicy::Required,
+                _ => CommandPolicy::Optional,
+            };
+            Credentials::Tokens(Credential::resolve(config, policy)?, TokenCache::default())
+        } else {
+            Credentials::Key(Credential::resolve_key(config)?)
+        };
+        Ok((link, client_config))
+    }
+
+    /// The same for a client that was handed the service's answer along with its session.
+    pub(crate) fn with_config(
+        config: &Config,
+        client_config: &ClientConfig,
+        clock: Clock,
+        stop: Stop,
+    ) -> Result<Self> {
+        let auth = if client_config.pjwt_auth_enabled {
+            let credential = Credential::resolve(config, CommandPolicy::Optional)?;
+            Credentials::Tokens(credential, TokenCache::default())
+        } else {
+            Credentials::Key(Credential::resolve_key(config)?)
+        };
+        let link = Self::new(config, Transport::new(config)?, clock, stop, auth);
+        link.set_billing_pause(client_config);
+        Ok(link)
+    }
+
+    fn new(
+        config: &Config,
+        transport: Transport,
+        clock: Clock,
+        stop: Stop,
+        auth: Credentials,
+    ) -> Self {
+        Self {
+            transport,
+            clock,
+            stop,
+            auth,
+            billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
+            patience: config.patience,
+            unreachable: AtomicBool::new(false),
+            notes: Mutex::default(),
+        }
+    }
+
+    fn set_billing_pause(&self, config: &ClientConfig) {
+        let limit = Duration::from_secs(config.billing_exception_max_pause_duration_sec);
+        *lock(&self.billing) = BillingWindow::new(limit);
+    }
+
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// What tells this client's traffic from another's on the same service.
+    pub(crate) fn identity(&self) -> String {
+        match &self.auth {
+            Credentials::Key(key) => key.expose().to_owned(),
+            Credentials::Tokens(Credential::Key(key) | Credential::Command(key), _) => {
+                key.expose().to_owned()
+            }
+        }
+    }
+
+    /// Who the credential says we are.
+    pub(crate) fn claims(&self) -> Result<Claims> {
+        match &self.auth {
+            Credentials::Tokens(_, cache) => {
+                self.key()?;
+                cache.claims()
+            }
+            Credentials::Key(key) if is_jwt(key) => {
+                Claims::parse(key).and_then(|claims| match claims.is_passport() {
+                    true => Ok(claims),
+                    false => Err(no_identity()),
+                })
+            }
+            Credentials::Key(_) => Err(no_identity()),
+        }
+    }
+
+    /// Renews the token if that is due; how long until it is due again. `None` without tokens.
+    pub(crate) fn refresh_token(&self) -> Option<Duration> {
+        match &self.auth {
+            Credentials::Key(_) => None,
+            Credentials::Tokens(credential, cache) => {
+                Some(cache.refresh(SystemTime::now(), || self.fetch_token(credential)))
+            }
+        }
+    }
+
+    /// The key to send now.
+    pub(crate) fn key(&self) -> Result<Secret> {
+        match &self.auth {
+            Credentials::Key(key) => Ok(key.clone()),
+            Credentials::Tokens(credential, cache) => {
+                cache.token(SystemTime::now(), || self.fetch_token(credential))
+            }
+        }
+    }
+
+    fn fetch_token(&self, credential: &Credential) -> Result<Secret> {
+        let raw = credential.secret(&|| self.stop.is_set())?;
+        let body = to_json(&AuthTokenRequest {})?;
+        let request = Request::to(&route::AUTH_TOKEN, route::AUTH_TOKEN.fixed_path())
+            .with_body(Body::Json(&body));
+        let effort = Effort::from(&route::AUTH_TOKEN);
+        let reply: AuthTokenReply =
+            self.rounds(request, effort, &|| Ok(raw.clone()), &decode_reply)?;
+        Ok(Secret::from(reply.jwt))
+    }
+}
+
+/// What the configuration endpoints want to know.
+pub(crate) fn config_body() -> Result<Vec<u8>> {
+    to_json(&ClientConfigRequest {
+        sdk_version: PROTOCOL_VERSION.into(),
+    })
+}
+
+fn no_identity() -> Error {
+    Error::Credentials(Context::new(
+        "an API key does not say whose it is; identity is known only where the service exchanges \
+         tokens",
+    ))
+}
