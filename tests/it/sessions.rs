@@ -245,10 +245,7 @@ fn a_drop_during_a_panic_finishes_as_errored() {
 fn a_drop_with_a_poll_in_flight_wakes_it() {
     let fake = Fake::start();
     let training = fake.training();
-    let gate = Gate::new();
-    fake.reply("retrieve_future", Reply::json(&json!({})).after(&gate));
-    let pending = training.optim_step(AdamParams::default()).unwrap();
-    gate.wait_for(1);
+    let (pending, gate) = fake.held_step(&training);
     // The poll would be answered when the gate opens, which it never does before the drop ends.
     drop((pending, training));
     assert_eq!(gate.waiting(), 1);
@@ -300,10 +297,7 @@ fn closing_ends_what_is_pending_with_an_error() {
     let fake = Fake::start();
     let service = fake.service();
     let training = train(&service);
-    let gate = Gate::new();
-    fake.reply("retrieve_future", Reply::json(&json!({})).after(&gate));
-    let pending = training.optim_step(AdamParams::default()).unwrap();
-    gate.wait_for(1);
+    let (pending, gate) = fake.held_step(&training);
     service.close(FinishReason::Success, None).unwrap();
     assert!(matches!(pending.join(), Err(Error::Closed(_))));
     gate.open();

@@ -405,10 +405,7 @@ fn difference_a_pending_operation_shows_its_id_age_and_queue() {
 fn difference_a_deadline_names_what_it_gave_up_on() {
     let fake = Fake::start();
     let training = fake.training();
-    let gate = Gate::new();
-    fake.reply("retrieve_future", Reply::json(&json!({})).after(&gate));
-    let pending = training.optim_step(AdamParams::default()).unwrap();
-    gate.wait_for(1);
+    let (pending, gate) = fake.held_step(&training);
     let error = pending.join_within(Duration::ZERO).unwrap_err();
     assert!(error.is_timeout());
     assert_eq!(error.request_id(), Some("req-2"));

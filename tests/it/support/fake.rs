@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use tinker::config::Config;
 use tinker::testing::Clock;
-use tinker::{LoraConfig, SamplingClient, ServiceClient, TrainingClient};
+use tinker::{
+    AdamParams, LoraConfig, OptimStepResponse, Pending, SamplingClient, ServiceClient,
+    TrainingClient,
+};
 
-use super::scripted::{Recorded, Reply, Server};
+use super::scripted::{Gate, Recorded, Reply, Server};
 
 pub(crate) const API: &str = "/api/v1/";
 
@@ -108,6 +111,18 @@ impl Fake {
 
     pub(crate) fn sampler(&self) -> SamplingClient {
         self.service().create_sampling_client("some/model").unwrap()
+    }
+
+    /// A step whose result is being asked for and does not come before the gate opens.
+    pub(crate) fn held_step(
+        &self,
+        training: &TrainingClient,
+    ) -> (Pending<OptimStepResponse>, Gate) {
+        let gate = Gate::new();
+        self.reply("retrieve_future", Reply::json(&json!({})).after(&gate));
+        let pending = training.optim_step(AdamParams::default()).unwrap();
+        gate.wait_for(1);
+        (pending, gate)
     }
 
     /// The recorded requests to a route, as JSON bodies.
