@@ -36,16 +36,12 @@ fn speed() {
     });
     let adapter = trainer.adapter();
     measure("sampling 1", length(), || grow(&base, &adapter, 1, 1));
-    let together = measure("sampling 16", 16 * length(), || {
+    measure("sampling 16", 16 * length(), || {
         grow(&base, &adapter, 1, 16)
     });
     measure("sampling 16 requests", 16 * length(), || {
         grow(&base, &adapter, 16, 1)
     });
-    if long() {
-        let rate = together * threads as f64;
-        assert!(rate >= 20_000.0, "{rate:.0} tokens/s on idle processors");
-    }
 }
 
 /// Tokens of each sample.
@@ -68,12 +64,12 @@ fn grow(base: &Base, adapter: &Arc<Adapter>, requests: usize, samples: usize) ->
 }
 
 /// Does `work`, which must give so many tokens, and in the long form repeats it for some seconds
-/// and prints its tokens per second: by the clock, and per second of processor time, which is
-/// returned (a busy machine does not distort it).
-fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) -> f64 {
+/// and prints its tokens per second: by the clock, and per second of processor time, which a busy
+/// machine does not distort.
+fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) {
     assert_eq!(work(), expected);
     if !long() {
-        return 0.0;
+        return;
     }
     let (started, cpu) = (Instant::now(), cpu_seconds());
     let mut tokens = 0;
@@ -81,12 +77,12 @@ fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) -> f64 
         tokens += work();
     }
     let (wall, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-    let rate = tokens as f64 / cpu;
+    let tokens = tokens as f64;
     println!(
-        "{name}: {:.0} tokens/s, {rate:.0} per processor second",
-        tokens as f64 / wall,
+        "{name}: {:.0} tokens/s, {:.0} per processor second",
+        tokens / wall,
+        tokens / cpu
     );
-    rate
 }
 
 /// Processor time of this process, where the system tells (Linux), else 0.
