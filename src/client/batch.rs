@@ -2,13 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::iter::Fuse;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::sampling::SamplingClient;
 use crate::error::Result;
 use crate::runtime::pending::Pending;
+use crate::runtime::progress::SamplingProgress;
 use crate::types::{SampleRequest, SampleResponse};
+
+/// How often the hook runs while no result arrives.
+const TICK: Duration = Duration::from_millis(100);
+
+type Hook = Box<dyn FnMut(SamplingProgress) + Send>;
 
 /// The results of a batch, each with its request's position, in the order in which they arrive.
 ///
@@ -28,6 +36,7 @@ pub struct SampleBatch<I: Iterator<Item = SampleRequest>> {
     ready: BTreeMap<usize, Result<SampleResponse>>,
     sender: Sender<usize>,
     done: Receiver<usize>,
+    hook: Option<Hook>,
 }
 
 impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
@@ -44,6 +53,7 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
             ready: BTreeMap::new(),
             sender,
             done,
+            hook: None,
         }
     }
 
@@ -58,6 +68,27 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
     /// 1000.
     pub fn with_window(mut self, items: usize) -> Self {
         self.window = items.max(1);
+        self
+    }
+
+    /// Calls `hook` with the sampler's progress, to draw a bar: with every result, and ten times a
+    /// second while none arrives. It runs on the thread that iterates; if it panics, the batch
+    /// goes on without it.
+    ///
+    /// ```no_run
+    /// # fn example(sampler: tinker::SamplingClient, requests: Vec<tinker::SampleRequest>) {
+    /// let bar = indicatif::ProgressBar::new(requests.len() as u64);
+    /// let results = sampler.sample_batch(requests).on_progress(move |progress| {
+    ///     bar.set_position(progress.succeeded + progress.failed);
+    ///     bar.set_message(format!("{:.0} tokens/s", progress.tokens_per_second));
+    /// });
+    /// for (index, result) in results {
+    ///     println!("{index}: {result:?}");
+    /// }
+    /// # }
+    /// ```
+    pub fn on_progress(mut self, hook: impl FnMut(SamplingProgress) + Send + 'static) -> Self {
+        self.hook = Some(Box::new(hook));
         self
     }
 
@@ -88,6 +119,28 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
         self.taken += 1;
         self.ready.pop_first()
     }
+
+    /// Waits for a result; the hook hears how things stand meanwhile.
+    fn wait(&mut self) -> usize {
+        while self.hook.is_some() {
+            if let Ok(index) = self.done.recv_timeout(TICK) {
+                return index;
+            }
+            self.report();
+        }
+        self.done.recv().expect("the batch holds a sender itself")
+    }
+
+    fn report(&mut self) {
+        let Some(hook) = &mut self.hook else {
+            return;
+        };
+        let progress = self.client.progress();
+        if catch_unwind(AssertUnwindSafe(|| hook(progress))).is_err() {
+            log::error!("the progress hook panicked; the batch goes on without it");
+            self.hook = None;
+        }
+    }
 }
 
 impl<I: Iterator<Item = SampleRequest>> Iterator for SampleBatch<I> {
@@ -97,12 +150,13 @@ impl<I: Iterator<Item = SampleRequest>> Iterator for SampleBatch<I> {
         loop {
             self.fill();
             if let Some(item) = self.take_ready() {
+                self.report();
                 return Some(item);
             }
             if self.open.is_empty() {
                 return None;
             }
-            let index = self.done.recv().expect("the batch holds a sender itself");
+            let index = self.wait();
             if let Some(pending) = self.open.remove(&index) {
                 self.ready.insert(index, pending.join());
             }

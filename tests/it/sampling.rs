@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -97,6 +97,28 @@ fn a_batch_gives_every_result_once_with_and_without_the_poller() {
         assert!(counts.values().all(|count| *count == 1));
         assert_eq!(*counts.keys().next().unwrap(), 0);
     }
+}
+
+#[test]
+fn a_hook_hears_of_every_result_and_may_panic() {
+    let server = LocalServer::builder().start().unwrap();
+    let sampler = sampler(&service(&server));
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let ear = heard.clone();
+    let results = sampler
+        .sample_batch((0..20).map(request))
+        .on_progress(move |progress| ear.lock().unwrap().push(progress));
+    assert_eq!(results.filter(|(_, result)| result.is_ok()).count(), 20);
+    let heard = heard.lock().unwrap();
+    assert!(heard.len() >= 20, "{} calls", heard.len());
+    assert!(heard.is_sorted_by_key(|progress| (progress.succeeded, progress.tokens)));
+    let last = heard.last().unwrap();
+    assert_eq!((last.succeeded, last.open, last.oldest), (20, 0, None));
+
+    let results = sampler
+        .sample_batch((0..20).map(request))
+        .on_progress(|_| panic!("on purpose"));
+    assert_eq!(results.filter(|(_, result)| result.is_ok()).count(), 20);
 }
 
 #[test]
