@@ -30,14 +30,19 @@ pub(super) struct Agents {
     proxies: ProxyRules,
 }
 
-/// The agent of one purpose, and its switches.
+/// One purpose.
 #[derive(Debug)]
 struct Lane {
     /// More than one where hundreds of connections may be idle: ureq goes through all of an
     /// agent's, under its lock, for every request.
-    agents: Vec<Agent>,
+    strands: Vec<Strand>,
     stopped: AtomicBool,
-    /// Set when idle connections must not be used again.
+}
+
+/// An agent, and whether its idle connections must not be used again.
+#[derive(Debug)]
+struct Strand {
+    agent: Agent,
     stale: AtomicBool,
 }
 
@@ -47,9 +52,8 @@ impl Agents {
         let names = Arc::new(Names::default());
         let connections = Connections::default();
         let lanes = Pool::ALL.map(|pool| Lane {
-            agents: build(pool, &tls, &connections, &names),
+            strands: build(pool, &tls, &connections, &names),
             stopped: AtomicBool::new(false),
-            stale: AtomicBool::new(false),
         });
         Ok(Self {
             lanes,
@@ -58,17 +62,9 @@ impl Agents {
         })
     }
 
-    /// The agent for a request of this thread: always the same one, so that a thread finds the
-    /// connection it used before.
+    /// The agent for a request of this thread.
     pub(super) fn agent(&self, pool: Pool) -> &Agent {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
-        let agents = &self.lane(pool).agents;
-        // A thread that is ending has no number any more.
-        let number = NUMBER.try_with(|number| *number).unwrap_or_default();
-        &agents[number % agents.len()]
+        &self.strand(pool).agent
     }
 
     pub(super) fn proxy_for(&self, url: &str) -> Option<Proxy> {
@@ -79,8 +75,8 @@ impl Agents {
     pub(super) fn stop(&self, pool: Pool) {
         let lane = self.lane(pool);
         lane.stopped.store(true, Ordering::SeqCst);
-        for agent in &lane.agents {
-            agent.clone().shutdown();
+        for strand in &lane.strands {
+            strand.agent.clone().shutdown();
         }
     }
 
@@ -88,14 +84,14 @@ impl Agents {
         self.lane(pool).stopped.load(Ordering::SeqCst)
     }
 
-    /// Makes the next request of the pool open a connection instead of reusing one.
+    /// Makes this thread's next request open a connection instead of reusing one.
     pub(super) fn mark_stale(&self, pool: Pool) {
-        self.lane(pool).stale.store(true, Ordering::Relaxed);
+        self.strand(pool).stale.store(true, Ordering::Relaxed);
     }
 
-    /// How old a connection the next request may reuse.
+    /// How old a connection this thread's next request may reuse.
     pub(super) fn usable_age(&self, pool: Pool) -> Duration {
-        if self.lane(pool).stale.swap(false, Ordering::Relaxed) {
+        if self.strand(pool).stale.swap(false, Ordering::Relaxed) {
             Duration::ZERO
         } else {
             IDLE_AGE
@@ -109,6 +105,18 @@ impl Agents {
 
     fn lane(&self, pool: Pool) -> &Lane {
         &self.lanes[pool as usize]
+    }
+
+    /// Always the same one for a thread, so that it finds the connection it used before.
+    fn strand(&self, pool: Pool) -> &Strand {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        let strands = &self.lane(pool).strands;
+        // A thread that is ending has no number any more.
+        let number = NUMBER.try_with(|number| *number).unwrap_or_default();
+        &strands[number % strands.len()]
     }
 }
 
@@ -131,7 +139,12 @@ fn size(pool: Pool) -> (usize, usize, usize, usize) {
 }
 
 /// No global, per-call or resolve timeout: each would start a thread for every request.
-fn build(pool: Pool, tls: &TlsConfig, connections: &Connections, names: &Arc<Names>) -> Vec<Agent> {
+fn build(
+    pool: Pool,
+    tls: &TlsConfig,
+    connections: &Connections,
+    names: &Arc<Names>,
+) -> Vec<Strand> {
     let (agents, idle, input, output) = size(pool);
     let config = Agent::config_builder()
         .tls_config(tls.clone())
@@ -148,11 +161,14 @@ fn build(pool: Pool, tls: &TlsConfig, connections: &Connections, names: &Arc<Nam
         .input_buffer_size(input)
         .output_buffer_size(output)
         .build();
-    let agent = || {
+    let strand = || {
         let names = SharedNames(Arc::clone(names));
-        Agent::with_parts(config.clone(), connections.clone(), names)
+        Strand {
+            agent: Agent::with_parts(config.clone(), connections.clone(), names),
+            stale: AtomicBool::new(false),
+        }
     };
-    std::iter::repeat_with(agent).take(agents).collect()
+    std::iter::repeat_with(strand).take(agents).collect()
 }
 
 /// Addresses by host and port. ureq resolves for every request, even one on a pooled connection.
