@@ -3,13 +3,18 @@
 //! Jobs wait here without a thread each. One dispatcher thread calls [`Dispatcher::next`] and
 //! hands what it gets to the crew.
 
+mod usage;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use self::usage::{SILENT, Usage, Used, Wanted};
 use super::clock::{Clock, lock};
 use super::limits::Backoff;
+
+pub(crate) use self::usage::{Flight, Post};
 
 /// How much may go on at once.
 #[derive(Debug, Clone, Copy)]
@@ -30,10 +35,6 @@ const FLIGHTS_AT_ONCE: usize = 400;
 /// How much it grows at a time, and how long nothing must have ended for that.
 const RAMP_STEP: usize = 16;
 const RAMP_PAUSE: Duration = Duration::from_millis(20);
-
-/// A submission that goes unanswered for this long, or twice as long at most, no longer counts:
-/// silent ones must not hold every permit until their timeout.
-const SILENT: Duration = Duration::from_secs(5);
 
 /// What the reference multiplies a submission's weight by shortly after a backoff.
 const NARROW_WEIGHT: i64 = 20;
@@ -92,122 +93,6 @@ impl<J> PartialOrd for Later<J> {
 impl<J> Ord for Later<J> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.due, self.order).cmp(&(other.due, other.order))
-    }
-}
-
-/// What is on the wire and in flight. Its own lock, so that guards need no job type.
-struct Usage {
-    used: Mutex<Used>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default, Clone, Copy)]
-struct Used {
-    /// Counts every change, so that whoever decides to wait cannot miss one.
-    version: u64,
-    /// Submissions of the present generation and of the one before; older ones are silent.
-    fresh: Load,
-    aging: Load,
-    silent: usize,
-    generation: u64,
-    /// When the present generation began.
-    turned: Option<Instant>,
-    flights: usize,
-    /// Flights that have ended.
-    ended: u64,
-    /// What the dispatcher waits for. Waking it for anything else costs more than it brings: a
-    /// thread that ends a sample takes the next one itself.
-    wanted: Wanted,
-}
-
-/// Submissions on the wire.
-#[derive(Debug, Default, Clone, Copy)]
-struct Load {
-    posts: usize,
-    bytes: i64,
-}
-
-impl Used {
-    fn posts(&self) -> usize {
-        self.fresh.posts + self.aging.posts
-    }
-
-    fn bytes(&self) -> i64 {
-        self.fresh.bytes.saturating_add(self.aging.bytes)
-    }
-
-    /// Begins a new generation when the present one has lasted long enough.
-    fn turn(&mut self, now: Instant) {
-        let turned = *self.turned.get_or_insert(now);
-        if now.saturating_duration_since(turned) >= SILENT {
-            self.silent += self.aging.posts;
-            self.aging = std::mem::take(&mut self.fresh);
-            self.generation += 1;
-            self.turned = Some(now);
-        }
-    }
-
-    fn answered(&mut self, generation: u64, bytes: i64) {
-        let load = match self.generation - generation {
-            0 => &mut self.fresh,
-            1 => &mut self.aging,
-            _ => {
-                self.silent -= 1;
-                return;
-            }
-        };
-        load.posts -= 1;
-        load.bytes -= bytes;
-    }
-}
-
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
-    /// Nothing but time, or it does not wait.
-    #[default]
-    Nothing,
-    Job,
-    Post,
-    Flight,
-}
-
-impl Usage {
-    fn change(&self, what: Wanted, change: impl FnOnce(&mut Used)) {
-        let mut used = lock(&self.used);
-        change(&mut used);
-        used.version += 1;
-        let wake = used.wanted == what;
-        drop(used);
-        if wake {
-            self.changed.notify_all();
-        }
-    }
-}
-
-/// The right to have one submission on the wire.
-pub(crate) struct Post {
-    usage: Arc<Usage>,
-    generation: u64,
-    bytes: i64,
-}
-
-impl Drop for Post {
-    fn drop(&mut self) {
-        self.usage.change(Wanted::Post, |used| {
-            used.answered(self.generation, self.bytes);
-        });
-    }
-}
-
-/// A place among the samples in flight.
-pub(crate) struct Flight(Arc<Usage>);
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        self.0.change(Wanted::Flight, |used| {
-            used.flights -= 1;
-            used.ended += 1;
-        });
     }
 }
 
@@ -458,134 +343,4 @@ impl<J> Dispatcher<J> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits {
-        posts: 4,
-        narrow_posts: 1,
-        flights: Some(6),
-        bytes: 100,
-    };
-
-    fn dispatcher(limits: Limits) -> (Dispatcher<u32>, Clock, Arc<Backoff>) {
-        let (clock, backoff) = (Clock::recorded(), Arc::new(Backoff::default()));
-        let dispatcher = Dispatcher::new(clock.clone(), backoff.clone(), limits);
-        (dispatcher, clock, backoff)
-    }
-
-    #[test]
-    fn decisions() {
-        #[track_caller]
-        fn check(used: (usize, usize, i64), flight: bool, recent: bool, expected: Decision) {
-            let (posts, flights, bytes) = used;
-            let used = Used {
-                fresh: Load { posts, bytes },
-                flights,
-                ..Used::default()
-            };
-            assert_eq!(decide(&LIMITS, 5, &used, flight, None, recent), expected);
-        }
-        check((0, 0, 0), false, false, Decision::Start);
-        check((3, 4, 100), false, false, Decision::Start);
-        check((3, 5, 100), false, false, Decision::Ramp);
-        check((3, 5, 100), true, false, Decision::Start);
-        check((4, 0, 0), false, false, Decision::Wait(Wanted::Post));
-        check((0, 0, 101), false, false, Decision::Wait(Wanted::Post));
-        check((0, 6, 0), false, false, Decision::Wait(Wanted::Flight));
-        check((0, 6, 0), true, false, Decision::Start);
-        check((1, 1, 0), false, true, Decision::Wait(Wanted::Post));
-        let hold = Some(Duration::from_secs(2));
-        assert_eq!(
-            decide(&LIMITS, 5, &Used::default(), false, hold, true),
-            Decision::WaitFor(Duration::from_secs(2))
-        );
-    }
-
-    #[test]
-    fn jobs_come_in_order_and_permits_bound_them() {
-        let (dispatcher, ..) = dispatcher(LIMITS);
-        for job in 0..5 {
-            dispatcher.push(job, 1);
-        }
-        let mut held: Vec<_> = (0..4).map(|_| dispatcher.next().unwrap()).collect();
-        let jobs: Vec<u32> = held.iter().map(|(job, ..)| *job).collect();
-        assert_eq!(jobs, [0, 1, 2, 3]);
-        assert_eq!(dispatcher.waiting(), 1);
-        let waiter = std::thread::spawn({
-            let dispatcher = dispatcher.clone();
-            move || dispatcher.next().unwrap().0
-        });
-        held.truncate(3);
-        assert_eq!(waiter.join().unwrap(), 4);
-    }
-
-    #[test]
-    fn silent_submissions_do_not_hold_every_permit() {
-        let (dispatcher, clock, _) = dispatcher(LIMITS);
-        for job in 0..12 {
-            dispatcher.push(job, 1);
-        }
-        let jobs = |dispatcher: &Dispatcher<u32>| {
-            let started = std::iter::from_fn(|| dispatcher.try_next());
-            started
-                .map(|(job, post, _)| (job, post))
-                .collect::<Vec<_>>()
-        };
-        let silent = jobs(&dispatcher);
-        assert_eq!(silent.len(), 4);
-        // A generation may have begun just before; after the second they are old for certain.
-        let stop = crate::runtime::clock::Stop::default();
-        clock.pause(&stop, SILENT);
-        assert!(dispatcher.try_next().is_none());
-        clock.pause(&stop, SILENT);
-        let next = jobs(&dispatcher);
-        assert_eq!((next.len(), dispatcher.silent()), (4, 4));
-        // Late answers to the silent ones make no more room than there is.
-        drop(silent);
-        assert_eq!(dispatcher.silent(), 0);
-        assert!(dispatcher.try_next().is_none());
-        drop(next);
-        assert_eq!(jobs(&dispatcher).len(), 4);
-    }
-
-    #[test]
-    fn a_backoff_holds_everything_then_narrows() {
-        let (dispatcher, clock, backoff) = dispatcher(LIMITS);
-        backoff.extend(clock.now() + Duration::from_secs(5));
-        dispatcher.push(1, 10);
-        let (job, post, _flight) = dispatcher.next().unwrap();
-        assert_eq!(job, 1);
-        assert_eq!(clock.pauses(), [Duration::from_secs(5)]);
-        assert_eq!(post.bytes, 200);
-    }
-
-    #[test]
-    fn later_jobs_wait_for_their_time_and_the_front_goes_first() {
-        let (dispatcher, clock, _) = dispatcher(LIMITS);
-        dispatcher.push_later(9, 1, None, Duration::from_secs(3));
-        dispatcher.push_later(8, 1, None, Duration::from_secs(1));
-        dispatcher.push(1, 1);
-        dispatcher.push_front(0, 1, None);
-        let order: Vec<u32> = (0..4).map(|_| dispatcher.next().unwrap().0).collect();
-        assert_eq!(order, [0, 1, 8, 9]);
-        assert_eq!(
-            clock.pauses(),
-            [Duration::from_secs(1), Duration::from_secs(2)]
-        );
-    }
-
-    #[test]
-    fn closing_counts_what_is_given_up_and_ends_the_wait() {
-        let (dispatcher, ..) = dispatcher(Limits { posts: 0, ..LIMITS });
-        dispatcher.push(1, 1);
-        let waiter = std::thread::spawn({
-            let dispatcher = dispatcher.clone();
-            move || dispatcher.next().is_none()
-        });
-        assert_eq!(dispatcher.close(), 1);
-        assert!(waiter.join().unwrap());
-        dispatcher.push(2, 1);
-        assert_eq!(dispatcher.waiting(), 0);
-    }
-}
+mod tests;

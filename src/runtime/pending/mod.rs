@@ -1,0 +1,277 @@
+//! `Pending<T>`: the join handle of every submitted operation.
+
+mod promise;
+mod status;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::error::{Context, Error, Result};
+use crate::types::QueueStatus;
+
+pub(crate) use self::promise::{Aborter, OnDrop, Promise, promise};
+pub(crate) use self::status::Status;
+
+/// An operation under way: a join handle, like a thread's.
+///
+/// The operation goes on whether or not anyone waits, and its result is kept until it is taken.
+/// A `Pending` also keeps its client's session running. Dropping the handle of a *sample* cancels
+/// it on the service where that is supported; dropping the handle of a *training* operation
+/// cancels nothing.
+///
+/// ```no_run
+/// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
+/// use std::time::Duration;
+/// use tinker::{AdamParams, LossFn};
+///
+/// let mut step = training.forward_backward(&data, LossFn::CrossEntropy)?;
+/// let optim = training.optim_step(AdamParams::default())?;
+/// // Both are in flight. `None` means not yet: the handle stays usable, nothing is cancelled.
+/// let output = loop {
+///     match step.join_timeout(Duration::from_secs(60)) {
+///         Some(result) => break result?,
+///         None => eprintln!("waiting since {:?}: {:?}", step.age(), step.queue_state()),
+///     }
+/// };
+/// optim.join()?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a dropped handle loses the result; call `join`"]
+pub struct Pending<T> {
+    source: Box<dyn Source<T>>,
+}
+
+impl<T: Send + 'static> Pending<T> {
+    /// Waits for the result.
+    ///
+    /// # Errors
+    ///
+    /// Whatever made the operation fail; see [`Error::remedy`].
+    pub fn join(mut self) -> Result<T> {
+        self.source
+            .wait(Until::Done)
+            .expect("waiting without a deadline ends with a result")
+    }
+
+    /// The result if it is there. `None` leaves the handle usable.
+    ///
+    /// After `Some` the result has been taken, and further calls give an error.
+    pub fn try_join(&mut self) -> Option<Result<T>> {
+        self.source.wait(Until::Now)
+    }
+
+    /// Waits at most `limit`. `None` leaves the handle usable and cancels nothing.
+    pub fn join_timeout(&mut self, limit: Duration) -> Option<Result<T>> {
+        match Instant::now().checked_add(limit) {
+            Some(deadline) => self.source.wait(Until::At(deadline)),
+            None => self.source.wait(Until::Done),
+        }
+    }
+
+    /// Waits at most `limit`, then gives up: dropping the handle cancels a sample.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] if the result is not there in time, with the request's id and what the
+    /// service last said about its queue.
+    pub fn join_within(mut self, limit: Duration) -> Result<T> {
+        self.join_timeout(limit).unwrap_or_else(|| {
+            let queue = match self.queue_state() {
+                Some(queue) => format!("; its queue is {}", queue.state),
+                None => String::new(),
+            };
+            let message = format!("not done {:?} after it was submitted{queue}", self.age());
+            let mut context = *Context::new(message);
+            context.request = Some(self.operation().to_owned());
+            context.request_id = self.request_id();
+            Err(Error::Timeout(Box::new(context)))
+        })
+    }
+
+    /// Applies `f` to the result, on the thread that joins.
+    pub fn map<U, F>(self, f: F) -> Pending<U>
+    where
+        U: Send + 'static,
+        F: FnOnce(T) -> U + Send + 'static,
+    {
+        self.and_then(|value| Ok(f(value)))
+    }
+
+    /// Applies `f`, which may fail, to the result, on the thread that joins.
+    pub fn and_then<U, F>(self, f: F) -> Pending<U>
+    where
+        U: Send + 'static,
+        F: FnOnce(T) -> Result<U> + Send + 'static,
+    {
+        Pending {
+            source: Box::new(Mapped {
+                inner: self,
+                f: Some(f),
+            }),
+        }
+    }
+}
+
+impl<T> Pending<T> {
+    /// Sends `index` when the result is there.
+    pub(crate) fn notify(&self, sender: Sender<usize>, index: usize) {
+        self.source.watch(Watcher { sender, index });
+    }
+
+    /// Whether the result is there, so that `join` would not wait.
+    pub fn is_finished(&self) -> bool {
+        self.source.is_finished()
+    }
+
+    /// What was asked for, such as `optim_step`.
+    pub fn operation(&self) -> &'static str {
+        self.source.status().operation()
+    }
+
+    /// The id the service gave the request, once it was accepted.
+    pub fn request_id(&self) -> Option<String> {
+        self.source.status().request_id()
+    }
+
+    /// How long ago the operation was submitted.
+    pub fn age(&self) -> Duration {
+        self.source.status().age()
+    }
+
+    /// What the service last said about the queue the request waits in.
+    pub fn queue_state(&self) -> Option<QueueStatus> {
+        self.source.status().queue_state()
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending")
+            .field("operation", &self.operation())
+            .field("request_id", &self.request_id())
+            .field("age", &self.age())
+            .field("finished", &self.is_finished())
+            .finish()
+    }
+}
+
+/// Waits for all, in order; one failure does not hide the others.
+///
+/// ```no_run
+/// # fn main() -> tinker::Result<()> {
+/// # let steps: Vec<tinker::Pending<tinker::OptimStepResponse>> = vec![];
+/// let results: tinker::Result<Vec<_>> = tinker::join_all(steps).into_iter().collect();
+/// # results?; Ok(()) }
+/// ```
+pub fn join_all<T: Send + 'static>(
+    pendings: impl IntoIterator<Item = Pending<T>>,
+) -> Vec<Result<T>> {
+    pendings.into_iter().map(Pending::join).collect()
+}
+
+/// The results in the order in which they arrive, each with its position in the input.
+///
+/// Dropping the iterator drops the handles that are left.
+///
+/// ```no_run
+/// # let samples: Vec<tinker::Pending<tinker::SampleResponse>> = vec![];
+/// for (index, result) in tinker::as_completed(samples) {
+///     println!("{index}: {result:?}");
+/// }
+/// ```
+pub fn as_completed<T: Send + 'static>(
+    pendings: impl IntoIterator<Item = Pending<T>>,
+) -> AsCompleted<T> {
+    let (sender, done) = unbounded();
+    let pendings: Vec<_> = pendings
+        .into_iter()
+        .enumerate()
+        .map(|(index, pending)| {
+            pending.notify(sender.clone(), index);
+            Some(pending)
+        })
+        .collect();
+    AsCompleted { pendings, done }
+}
+
+/// The iterator of [`as_completed`].
+#[derive(Debug)]
+pub struct AsCompleted<T> {
+    pendings: Vec<Option<Pending<T>>>,
+    done: Receiver<usize>,
+}
+
+impl<T: Send + 'static> Iterator for AsCompleted<T> {
+    type Item = (usize, Result<T>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // Each slot reports once, so the senders run out when the last result was taken.
+        let index = self.done.recv().ok()?;
+        let pending = self.pendings[index].take()?;
+        Some((index, pending.join()))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.pendings.iter().flatten().count();
+        (left, Some(left))
+    }
+}
+
+pub(crate) enum Until {
+    Now,
+    At(Instant),
+    Done,
+}
+
+/// Someone who wants to hear that a result is there.
+pub(crate) struct Watcher {
+    sender: Sender<usize>,
+    index: usize,
+}
+
+trait Source<T>: Send {
+    fn wait(&mut self, until: Until) -> Option<Result<T>>;
+    fn is_finished(&self) -> bool;
+    fn status(&self) -> &Status;
+    fn watch(&self, watcher: Watcher);
+}
+
+struct Mapped<T, F> {
+    inner: Pending<T>,
+    f: Option<F>,
+}
+
+impl<T, U, F> Source<U> for Mapped<T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> Result<U> + Send,
+{
+    fn wait(&mut self, until: Until) -> Option<Result<U>> {
+        let value = match self.inner.source.wait(until)? {
+            Ok(value) => value,
+            Err(error) => return Some(Err(error)),
+        };
+        let f = self
+            .f
+            .take()
+            .expect("the inner handle gives its value once");
+        Some(f(value))
+    }
+
+    fn is_finished(&self) -> bool {
+        self.inner.is_finished()
+    }
+
+    fn status(&self) -> &Status {
+        self.inner.source.status()
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.inner.source.watch(watcher);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! What is known about an operation while it runs.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::runtime::clock::lock;
+use crate::types::QueueStatus;
+
+/// What is known about an operation while it runs; shared by its handle and whoever works on it.
+pub(crate) struct Status {
+    operation: &'static str,
+    started: Instant,
+    progress: Mutex<Progress>,
+    cancel: Mutex<Cancel>,
+}
+
+#[derive(Default)]
+struct Progress {
+    request_id: Option<String>,
+    queue: Option<Box<QueueStatus>>,
+    logged: Option<Instant>,
+}
+
+enum Cancel {
+    Open(Vec<Box<dyn FnOnce() + Send>>),
+    Cancelled,
+}
+
+impl Status {
+    pub(crate) fn new(operation: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            operation,
+            started: Instant::now(),
+            progress: Mutex::default(),
+            cancel: Mutex::new(Cancel::Open(Vec::new())),
+        })
+    }
+
+    pub(crate) fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(crate) fn accepted(&self, request_id: &str) {
+        lock(&self.progress).request_id = Some(request_id.to_owned());
+    }
+
+    pub(crate) fn request_id(&self) -> Option<String> {
+        lock(&self.progress).request_id.clone()
+    }
+
+    pub(crate) fn queue_state(&self) -> Option<QueueStatus> {
+        lock(&self.progress).queue.as_deref().cloned()
+    }
+
+    /// Notes the state of the queue; whether it is worth a line in the log, which is at most
+    /// once per `interval` and never while the queue moves.
+    pub(crate) fn queued(&self, queue: QueueStatus, interval: Duration) -> bool {
+        let mut progress = lock(&self.progress);
+        let due = queue.state != "active"
+            && progress
+                .logged
+                .is_none_or(|last| last.elapsed() >= interval);
+        if due {
+            progress.logged = Some(Instant::now());
+        }
+        progress.queue = Some(Box::new(queue));
+        due
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(*lock(&self.cancel), Cancel::Cancelled)
+    }
+
+    /// Runs `hook` when the operation is cancelled: now, if it already was.
+    pub(crate) fn on_cancel(&self, hook: impl FnOnce() + Send + 'static) {
+        let mut cancel = lock(&self.cancel);
+        match &mut *cancel {
+            Cancel::Open(hooks) => hooks.push(Box::new(hook)),
+            Cancel::Cancelled => {
+                drop(cancel);
+                hook();
+            }
+        }
+    }
+
+    pub(crate) fn cancel(&self) {
+        let before = std::mem::replace(&mut *lock(&self.cancel), Cancel::Cancelled);
+        if let Cancel::Open(hooks) = before {
+            for hook in hooks {
+                hook();
+            }
+        }
+    }
+}
