@@ -284,13 +284,45 @@ fn agent(idle: usize) -> ureq::Agent {
         .into()
 }
 
+/// What the SDK sends with every request, so that the exchanges are the same.
+const HEADERS: [(&str, &str); 12] = [
+    ("accept", "application/json"),
+    ("user-agent", "tinker-sdk/0.1.0 (Rust)"),
+    ("x-api-key", "tml-bench"),
+    (
+        "x-idempotency-key",
+        "tinker-sdk-retry-5b1e3c52-7d0c-4f0e-9a3b-2f6d1c8e4a70",
+    ),
+    ("x-stainless-arch", "x64"),
+    ("x-stainless-async", "false"),
+    ("x-stainless-os", "Linux"),
+    ("x-stainless-package-version", "0.36.0"),
+    ("x-stainless-read-timeout", "45"),
+    ("x-stainless-retry-count", "0"),
+    ("x-stainless-runtime", "rust"),
+    ("x-stainless-runtime-version", "1.95"),
+];
+
+/// What it adds when it asks for a result.
+const RESULT_HEADERS: [(&str, &str); 4] = [
+    ("x-stainless-raw-response", "raw"),
+    ("x-tinker-create-promise-roundtrip-time", "0"),
+    ("x-tinker-request-iteration", "0"),
+    ("x-tinker-request-type", "Sample"),
+];
+
 fn post(agent: &ureq::Agent, url: &str, path: &str, kind: &str, body: &[u8]) -> Vec<u8> {
-    let mut answer = agent
+    let mut request = agent
         .post(format!("{url}/api/v1/{path}"))
-        .header("content-type", kind)
-        .header("x-api-key", "tml-bench")
-        .send(body)
-        .unwrap();
+        .header("content-type", kind);
+    let more: &[_] = match path {
+        "retrieve_future" => &RESULT_HEADERS,
+        _ => &[],
+    };
+    for (name, value) in HEADERS.iter().chain(more) {
+        request = request.header(*name, *value);
+    }
+    let mut answer = request.send(body).unwrap();
     answer
         .body_mut()
         .with_config()

@@ -40,7 +40,8 @@ pub(super) struct Defaults {
 
 impl Defaults {
     pub(super) fn new(config: &Config) -> Result<Self> {
-        let mut headers = HeaderMap::new();
+        // With room for what requests add to their copies.
+        let mut headers = HeaderMap::with_capacity(24);
         let fixed = [
             ("accept", "application/json"),
             ("content-type", "application/json"),

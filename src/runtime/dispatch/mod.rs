@@ -31,7 +31,7 @@ pub(crate) struct Limits {
 
 /// Samples in flight that are started at once; beyond them the number grows only while none ends,
 /// so that a fast service is not met with a thread for every sample of a large batch.
-const FLIGHTS_AT_ONCE: usize = 400;
+const FLIGHTS_AT_ONCE: usize = 512;
 /// How much it grows at a time, and how long nothing must have ended for that.
 const RAMP_STEP: usize = 16;
 const RAMP_PAUSE: Duration = Duration::from_millis(20);
