@@ -25,7 +25,7 @@ use tinker::config::Config;
 use tinker::types::{LossOutput, SampledSequence, StopReason};
 use tinker::{
     __bench as wire, AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput,
-    SampleRequest, SampleResponse, SamplingParams, ServiceClient, TensorData,
+    SampleRequest, SampleResponse, SamplingParams, ServiceClient, TensorData, TrainingClient,
 };
 
 const SAMPLES: usize = 10_000;
@@ -202,11 +202,7 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
             while sampler.progress().waiting > 0 {
                 thread::sleep(Duration::from_millis(10));
             }
-            training
-                .forward_backward(&data, LossFn::CrossEntropy)
-                .unwrap()
-                .join()
-                .unwrap();
+            warm_up(&training, &data);
             Box::new(move || {
                 for _ in 0..STEPS {
                     let adam = AdamParams::default();
@@ -224,11 +220,7 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
         }
         "train" => {
             let (training, data) = (training(), batch(32, 512));
-            training
-                .forward_backward(&data, LossFn::CrossEntropy)
-                .unwrap()
-                .join()
-                .unwrap();
+            warm_up(&training, &data);
             Box::new(move || {
                 let adam = AdamParams::default();
                 for _ in 0..STEPS {
@@ -246,11 +238,7 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
         }
         "big" => {
             let (training, data) = (training(), batch(1024, 4096));
-            training
-                .forward_backward(&data[..1], LossFn::CrossEntropy)
-                .unwrap()
-                .join()
-                .unwrap();
+            warm_up(&training, &data[..1]);
             Box::new(move || {
                 let step = training
                     .forward_backward(&data, LossFn::CrossEntropy)
@@ -260,6 +248,12 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
         }
         other => panic!("no measurement {other}"),
     }
+}
+
+/// Opens the connections before the clock starts.
+fn warm_up(training: &TrainingClient, data: &[Datum]) {
+    let pass = training.forward_backward(data, LossFn::CrossEntropy);
+    pass.unwrap().join().unwrap();
 }
 
 fn prompt() -> ModelInput {

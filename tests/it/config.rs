@@ -8,7 +8,7 @@ const CHANGES: usize = 50;
 
 fn writer(name: &str, path: &std::path::Path) -> Child {
     Command::new(std::env::current_exe().expect("the test binary"))
-        .args(["--exact", "config::writing_child", "--ignored"])
+        .args(["--exact", "config::two_processes_lose_no_stored_key"])
         .env("TINKER_TEST_STORE", path)
         .env("TINKER_TEST_WRITER", name)
         .stdout(Stdio::null())
@@ -18,6 +18,12 @@ fn writer(name: &str, path: &std::path::Path) -> Child {
 
 #[test]
 fn two_processes_lose_no_stored_key() {
+    if let (Ok(path), Ok(name)) = (
+        std::env::var("TINKER_TEST_STORE"),
+        std::env::var("TINKER_TEST_WRITER"),
+    ) {
+        return write(CredentialStore::new(path), &name);
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("credentials.json");
     let store = CredentialStore::new(&path);
@@ -48,16 +54,8 @@ fn two_processes_lose_no_stored_key() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-#[test]
-#[ignore = "run by `two_processes_lose_no_stored_key`"]
-fn writing_child() {
-    let (Ok(path), Ok(name)) = (
-        std::env::var("TINKER_TEST_STORE"),
-        std::env::var("TINKER_TEST_WRITER"),
-    ) else {
-        return;
-    };
-    let store = CredentialStore::new(path);
+/// What each of the two processes does.
+fn write(store: CredentialStore, name: &str) {
     for number in 0..CHANGES {
         let id = format!("{name}{number}");
         store

@@ -16,16 +16,14 @@ fn labels_never_show_a_signed_url() {
     assert!(!shown.contains("hunter2"), "{shown}");
 }
 
-/// Runs one ignored test of this binary in a process of its own and returns what it printed.
+/// Set in the process of its own in which a test prints what it logs.
+const CHILD: &str = "TINKER_TEST_LOGGING";
+
+/// Runs one test of this binary in a process of its own and returns what it printed.
 fn in_child(test: &str) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            test,
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
@@ -36,7 +34,10 @@ fn in_child(test: &str) -> String {
 
 #[test]
 fn logs_show_requests_and_no_secrets() {
-    let text = in_child("transport::tests::secrets::logging_child");
+    if std::env::var_os(CHILD).is_some() {
+        return log_everything();
+    }
+    let text = in_child("transport::tests::secrets::logs_show_requests_and_no_secrets");
     for words in [
         "tinker::transport POST x: status 200",
         "tinker::transport POST x: status 401",
@@ -50,9 +51,8 @@ fn logs_show_requests_and_no_secrets() {
 }
 
 /// Prints every log line: ours at all levels, ureq's down to debug, as the crate advises.
-#[test]
-#[ignore = "sets the process's logger; run by `logs_show_requests_and_no_secrets`"]
-fn logging_child() {
+/// It sets the process's logger, so it needs one of its own.
+fn log_everything() {
     struct Print;
     impl log::Log for Print {
         fn enabled(&self, about: &log::Metadata<'_>) -> bool {
