@@ -3,18 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::iter::Fuse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::sampling::SamplingClient;
 use crate::error::Result;
 use crate::runtime::pending::Pending;
-use crate::runtime::progress::SamplingProgress;
+use crate::runtime::progress::{SamplingProgress, arrival};
 use crate::types::{SampleRequest, SampleResponse};
-
-/// How often the hook runs while no result arrives.
-const TICK: Duration = Duration::from_millis(100);
 
 type Hook = Box<dyn FnMut(SamplingProgress) + Send>;
 
@@ -123,7 +119,7 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
     /// Waits for a result; the hook hears how things stand meanwhile.
     fn wait(&mut self) -> usize {
         while self.hook.is_some() {
-            if let Ok(index) = self.done.recv_timeout(TICK) {
+            if let Some(index) = arrival(&self.done) {
                 return index;
             }
             self.report();

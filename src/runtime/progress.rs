@@ -5,7 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+
 use super::clock::lock;
+
+/// How often a hook is told while no result arrives.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The next result, or nothing when it is time to say how things stand.
+pub(crate) fn arrival(done: &Receiver<usize>) -> Option<usize> {
+    done.recv_timeout(TICK).ok()
+}
 
 /// How often the progress of a big run is logged.
 const PROGRESS_LOG: Duration = Duration::from_secs(60);

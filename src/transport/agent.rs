@@ -1,8 +1,9 @@
 //! One ureq agent per purpose: connections, buffers, names, certificates, proxies.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -109,14 +110,13 @@ impl Agents {
 
     /// Always the same one for a thread, so that it finds the connection it used before.
     fn strand(&self, pool: Pool) -> &Strand {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
-        }
         let strands = &self.lane(pool).strands;
-        // A thread that is ending has no number any more.
-        let number = NUMBER.try_with(|number| *number).unwrap_or_default();
-        &strands[number % strands.len()]
+        if let [only] = &strands[..] {
+            return only;
+        }
+        let mut hasher = DefaultHasher::new();
+        std::thread::current().id().hash(&mut hasher);
+        &strands[hasher.finish() as usize % strands.len()]
     }
 }
 
@@ -128,10 +128,10 @@ fn size(pool: Pool) -> (usize, usize, usize, usize) {
     match pool {
         Pool::Session => (1, 8, 16 * KB, 16 * KB),
         Pool::Train => (1, 64, 16 * KB, 128 * KB),
-        Pool::Sample => (16, 32, 10 * KB, 8 * KB),
+        Pool::Sample => (16, 64, 10 * KB, 8 * KB),
         // Room for the headers of both directions, a long token included. ureq wants 10 kB of
         // input to send a body and would move to a larger buffer for it.
-        Pool::Retrieve => (32, 64, 10 * KB, 6 * KB),
+        Pool::Retrieve => (32, 128, 10 * KB, 6 * KB),
         Pool::Poll => (1, 64, 16 * KB, 16 * KB),
         Pool::Telemetry => (1, 4, 16 * KB, 16 * KB),
         Pool::Rest => (1, 64, 64 * KB, 64 * KB),

@@ -1,6 +1,5 @@
 //! The headers of a request: defaults, the client's overrides, the call's own, the key.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,23 +18,16 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
 const READ_TIMEOUT: HeaderName = HeaderName::from_static("x-stainless-read-timeout");
 
-/// A key that makes repeated attempts of one request recognisable.
-///
-/// The system is asked for randomness once per process; from there the keys count on, so no two
-/// of a process are equal and those of two processes are far apart.
-pub(crate) fn new_idempotency_key() -> String {
-    static FIRST: LazyLock<u128> = LazyLock::new(|| uuid::Uuid::new_v4().as_u128());
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let next = FIRST.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed).into());
-    let id = uuid::Builder::from_random_bytes(next.to_be_bytes()).into_uuid();
-    format!("tinker-sdk-retry-{id}")
-}
-
 /// What every request of a client carries.
 #[derive(Debug)]
 pub(super) struct Defaults {
     /// The defaults with the client's overrides on top.
     headers: HeaderMap,
+    /// Where the idempotency keys of this client begin, and how many there were. The system is
+    /// asked for randomness once: no two keys of a client are equal, and those of two clients are
+    /// far apart.
+    first_key: u128,
+    keys: AtomicU64,
 }
 
 impl Defaults {
@@ -71,7 +63,19 @@ impl Defaults {
         for (name, value) in &config.headers {
             insert(&mut headers, name, value.expose()).map_err(refused)?;
         }
-        Ok(Self { headers })
+        Ok(Self {
+            headers,
+            first_key: uuid::Uuid::new_v4().as_u128(),
+            keys: AtomicU64::new(0),
+        })
+    }
+
+    /// A key that makes repeated attempts of one request recognisable.
+    pub(super) fn new_idempotency_key(&self) -> String {
+        let count = self.keys.fetch_add(1, Ordering::Relaxed);
+        let bytes = self.first_key.wrapping_add(count.into()).to_be_bytes();
+        let id = uuid::Builder::from_random_bytes(bytes).into_uuid();
+        format!("tinker-sdk-retry-{id}")
     }
 
     pub(super) fn for_request(
@@ -104,7 +108,7 @@ impl Defaults {
         if request.method != Method::Get {
             let key = match request.idempotency_key {
                 Some(key) => value_of(&IDEMPOTENCY_KEY, key)?,
-                None => value_of(&IDEMPOTENCY_KEY, &new_idempotency_key())?,
+                None => value_of(&IDEMPOTENCY_KEY, &self.new_idempotency_key())?,
             };
             headers.insert(IDEMPOTENCY_KEY, key);
         }

@@ -35,7 +35,6 @@ use crate::wire::route::{Method, Pool};
 
 pub(crate) use self::download::Download;
 pub(crate) use self::fault::{Fault, FaultKind};
-pub(crate) use self::headers::new_idempotency_key;
 pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
 pub(crate) use crate::wire::PROTOCOL_VERSION;
 
@@ -91,6 +90,11 @@ impl Transport {
     /// The service's URL, without a trailing slash.
     pub(crate) fn base_url(&self) -> &str {
         &self.inner.base_url
+    }
+
+    /// A key that makes repeated attempts of one request recognisable.
+    pub(crate) fn new_idempotency_key(&self) -> String {
+        self.inner.headers.new_idempotency_key()
     }
 
     /// Sends a request and reads the whole answer, whatever its status.

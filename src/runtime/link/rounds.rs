@@ -18,7 +18,7 @@ use crate::transport::auth::explain;
 use crate::transport::retry::{
     Billing, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
 };
-use crate::transport::{Auth, Body, Fault, FaultKind, Request, Response, new_idempotency_key};
+use crate::transport::{Auth, Body, Fault, FaultKind, Request, Response};
 use crate::wire::reply::decode_json;
 use crate::wire::route::{Method, Route};
 
@@ -212,7 +212,7 @@ impl Link {
         arrived: &Cell<bool>,
     ) -> Result<T> {
         let idempotency = (request.method != Method::Get && request.idempotency_key.is_none())
-            .then(new_idempotency_key);
+            .then(|| self.transport.new_idempotency_key());
         let mut request = request.clone();
         if let Some(idempotency) = &idempotency {
             request = request.with_idempotency_key(idempotency);
