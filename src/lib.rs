@@ -70,6 +70,8 @@
 
 pub mod error;
 
+mod sync;
+
 pub mod types;
 
 #[allow(dead_code, reason = "until the clients land")]

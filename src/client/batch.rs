@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::sampling::SamplingClient;
 use crate::error::Result;
 use crate::runtime::pending::Pending;
-use crate::runtime::progress::{SamplingProgress, arrival};
+use crate::runtime::sampling::{SamplingProgress, arrival};
 use crate::types::{SampleRequest, SampleResponse};
 
 type Hook = Box<dyn FnMut(SamplingProgress) + Send>;

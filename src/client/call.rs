@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::service::ServiceClient;
 use crate::config::Timeout;
 use crate::error::{Error, Result};
-use crate::runtime::link::Effort;
+use crate::runtime::calls::Effort;
 use crate::transport::{Body, Part, Request, Response, Source};
 use crate::wire::query;
 use crate::wire::reply::decode_json;

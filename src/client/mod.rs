@@ -18,8 +18,8 @@ mod service;
 mod train_ops;
 mod training;
 
-pub use crate::runtime::gather::ChunkOutput;
-pub use crate::runtime::progress::SamplingProgress;
+pub use crate::runtime::sampling::SamplingProgress;
+pub use crate::runtime::training::ChunkOutput;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};
 pub use rest::{CopyOptions, ListOptions, Pages, RestClient};

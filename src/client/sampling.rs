@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use super::batch::SampleBatch;
 use crate::error::{Context, Error, Result};
-use crate::runtime::clock::lock;
 use crate::runtime::pending::Pending;
-use crate::runtime::progress::SamplingProgress;
-use crate::runtime::sampling::Sampler;
+use crate::runtime::sampling::{Sampler, SamplingProgress};
 use crate::runtime::session::Session;
+use crate::sync::lock;
 use crate::transport::Request;
 use crate::types::{
     ModelInput, PromptLogprobs, SampleOptions, SampleRequest, SampleResponse, SamplerInfo,

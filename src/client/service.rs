@@ -12,13 +12,13 @@ use super::sampling::{SamplerSource, SamplingClient};
 use super::training::TrainingClient;
 use crate::config::Config;
 use crate::error::{Context, Error, Result};
-use crate::runtime::clock::{Clock, Stop};
-use crate::runtime::link::Link;
-use crate::runtime::opened::Opened;
+use crate::runtime::calls::Link;
+use crate::runtime::clock::Clock;
+use crate::runtime::futures::{Accepted, Watch};
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
-use crate::runtime::queue::{Queue, training_result};
-use crate::runtime::session::{Session, fetch_dynamic};
-use crate::runtime::watch::{Accepted, Watch};
+use crate::runtime::session::{Opened, Session, fetch_dynamic};
+use crate::runtime::stop::Stop;
+use crate::runtime::training::{Queue, training_result};
 use crate::transport::Transport;
 use crate::types::{
     ClientConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, WhoAmI, console,

@@ -13,7 +13,7 @@ use super::training::TrainingClient;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
-use crate::runtime::queue::Single;
+use crate::runtime::training::Single;
 use crate::types::{
     LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
     SaveWeightsResponse,

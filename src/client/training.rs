@@ -8,10 +8,10 @@ use crossbeam_channel::Receiver;
 use super::train_ops::seq;
 use crate::error::{Context, Error, Result};
 use crate::loss::{self, CustomLoss, LossGraph};
-use crate::runtime::forward::{Call, Forward};
-use crate::runtime::gather::{ChunkOutput, ChunkSender, Gather};
 use crate::runtime::pending::{Pending, Status};
-use crate::runtime::queue::{Gate, Operation, Queue, Single};
+use crate::runtime::training::{
+    Call, ChunkOutput, ChunkSender, Forward, Gate, Gather, Operation, Queue, Single,
+};
 use crate::types::{
     Datum, ForwardBackwardOutput, Loss, LossFn, OptimStepResponse, OptimizerParams, TensorData,
     console,

@@ -3,6 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::stop::{Flag, Stop};
+use crate::sync::lock;
+
 /// Where the runtime gets the time from and how it waits.
 ///
 /// Every pause goes through here with a stop flag, so that closing a client wakes whoever sleeps.
@@ -137,48 +140,6 @@ impl Clock {
     }
 }
 
-/// A flag that many threads may wait on; once set it stays set.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Stop(Arc<Flag>);
-
-type Flag = (Mutex<bool>, Condvar);
-
-impl Stop {
-    pub(crate) fn is_set(&self) -> bool {
-        *lock(&self.0.0)
-    }
-
-    pub(crate) fn set(&self) {
-        *lock(&self.0.0) = true;
-        self.0.1.notify_all();
-    }
-
-    /// Waits until the flag is set or the time is up; `None` waits for the flag alone.
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
-        let guard = lock(&self.0.0);
-        match limit {
-            None => *self
-                .0
-                .1
-                .wait_while(guard, |set| !*set)
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                *self
-                    .0
-                    .1
-                    .wait_timeout_while(guard, limit, |set| !*set)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-        }
-    }
-}
-
-/// Locks, going on after a panic elsewhere: no critical section of ours leaves half a change.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,16 +182,5 @@ mod tests {
         stop.set();
         rhythm.join().unwrap();
         assert_eq!(clock.pauses(), []);
-    }
-
-    #[test]
-    fn a_set_stop_wakes_a_waiter() {
-        let stop = Stop::default();
-        let waiter = std::thread::spawn({
-            let stop = stop.clone();
-            move || stop.wait(None)
-        });
-        stop.set();
-        assert!(waiter.join().unwrap());
     }
 }

@@ -1,6 +1,6 @@
 //! What a session's threads share.
 //!
-//! Threads hold a [`Core`], never the [`Session`](super::session::Session) that owns and joins
+//! Threads hold a [`Core`], never the [`Session`](crate::runtime::session::Session) that owns and joins
 //! them.
 
 use std::collections::{HashMap, VecDeque};
@@ -10,17 +10,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::clock::lock;
-use super::cpu::Cpu;
-use super::crew::{Crew, STACK};
-use super::dispatch::Dispatcher;
-use super::limits::{Buffers, Bytes, BytesGuard};
-use super::link::{Effort, Link};
-use super::pending::Status;
-use super::sampling::{Job, POLLED_POSTS};
-use super::telemetry::Telemetry;
 use crate::config::{Config, Dialect, QueueObserver};
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::{Effort, Link};
+use crate::runtime::pending::Status;
+use crate::runtime::sampling::{Dispatcher, Job, POLLED_POSTS};
+use crate::runtime::session::Telemetry;
+use crate::runtime::threads::{Bytes, BytesGuard, Cpu, Crew, STACK};
+use crate::runtime::training::Buffers;
+use crate::sync::lock;
 use crate::transport::{Body, Request};
 use crate::types::{ClientConfig, DynamicConfig, QueueStatus, QueueUpdate};
 use crate::wire::request::{CancelFutureRequest, to_json};

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{RestClient, checkpoint_request};
 use crate::error::{Context, Error, Result};
-use crate::runtime::download;
+use crate::runtime::calls::download;
 use crate::types::{ExternalWeightsUrls, TinkerPath};
 use crate::wire::reply::decode_json;
 use crate::wire::route;

@@ -13,7 +13,7 @@ use super::service::ServiceClient;
 use super::train_ops::{checked_path, ttl_seconds};
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
-use crate::runtime::link::Effort;
+use crate::runtime::calls::Effort;
 use crate::transport::{Body, Request};
 use crate::types::{
     AccessScope, Checkpoint, CheckpointPage, SamplerInfo, SessionDetails, SessionId, SessionPage,

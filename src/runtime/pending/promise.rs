@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::{Pending, Source, Status, Until, Watcher};
 use crate::error::{Context, Error, Result};
-use crate::runtime::clock::lock;
+use crate::sync::lock;
 
 /// What happens to an operation whose handle is dropped before its result was there.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::runtime::clock::lock;
+use crate::sync::lock;
 use crate::types::QueueStatus;
 
 /// What is known about an operation while it runs; shared by its handle and whoever works on it.

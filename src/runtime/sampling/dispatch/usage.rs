@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::runtime::clock::lock;
+use crate::sync::lock;
 
 /// A submission that goes unanswered for this long, or twice as long at most, no longer counts:
 /// silent ones must not hold every permit until their timeout.

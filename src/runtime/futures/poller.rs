@@ -6,11 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::clock::lock;
-use super::core::Core;
-use super::future::BILLING_PAUSE;
-use super::link::AttemptError;
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::{AttemptError, BILLING_PAUSE};
+use crate::runtime::core::Core;
+use crate::sync::lock;
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
 use crate::wire::reply::{Completion, CompletionsReply, decode_json};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::clock::lock;
+use crate::sync::lock;
 
 /// Enough for a request, its TLS and the decoding of its answer.
 pub(crate) const STACK: usize = 256 * 1024;

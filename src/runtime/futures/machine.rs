@@ -1,6 +1,6 @@
 //! One future's life: what an answer to `retrieve_future` means and what to do next.
 //!
-//! The decisions are pure; [`Watch`](super::watch) carries them out. Where they differ from the
+//! The decisions are pure; [`Watch`](super::watch::Watch) carries them out. Where they differ from the
 //! reference it is on purpose: a poll that timed out means "still pending", failures back off
 //! with jitter and end after a patience, damaged answers are fetched again, and a future the
 //! service does not know is lost rather than a mystery.
@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error};
+use crate::runtime::calls::BILLING_PAUSE;
 
 /// What one poll brought.
 #[derive(Debug)]
@@ -51,9 +52,6 @@ const FORGIVEN: u32 = 3;
 
 /// Damaged answers that are fetched again in a row.
 const REFETCHES: u32 = 8;
-
-/// How long a 402 waits inside the pause.
-pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
 
 /// The state of one future between polls.
 #[derive(Debug)]

@@ -7,14 +7,14 @@ use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::unbounded;
 
-use super::core::{Core, Spoken};
 use super::gather::{Gather, Gathered};
-use super::link::{AttemptError, Unaccepted};
-use super::pending::Status;
 use super::queue::{Gate, Operation, Worker, classify, training_result};
 use super::sequence::Sent;
-use super::watch::{Accepted, Watch};
 use crate::error::{Context, Error, Result, is_retryable_status};
+use crate::runtime::calls::{AttemptError, Unaccepted};
+use crate::runtime::core::{Core, Spoken};
+use crate::runtime::futures::{Accepted, Watch};
+use crate::runtime::pending::Status;
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
 use crate::types::{Datum, DatumRange, Loss, chunk_ranges};

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::clock::lock;
-use super::pending::{Aborter, Promise};
 use crate::error::{Error, Result};
+use crate::runtime::pending::{Aborter, Promise};
+use crate::sync::lock;
 use crate::types::ForwardBackwardOutput;
 
 /// Where the chunks' results go.

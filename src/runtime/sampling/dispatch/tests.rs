@@ -75,7 +75,7 @@ fn silent_submissions_do_not_hold_every_permit() {
     let silent = jobs(&dispatcher);
     assert_eq!(silent.len(), 4);
     // A generation may have begun just before; after the second they are old for certain.
-    let stop = crate::runtime::clock::Stop::default();
+    let stop = crate::runtime::stop::Stop::default();
     clock.pause(&stop, SILENT);
     assert!(dispatcher.try_next().is_none());
     clock.pause(&stop, SILENT);

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::clock::lock;
-use super::core::Core;
-use super::link::{Effort, Link, config_body};
 use crate::config::Config;
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::{Effort, Link, config_body};
+use crate::runtime::core::Core;
+use crate::sync::lock;
 use crate::transport::{Body, PROTOCOL_VERSION, Request};
 use crate::types::{ClientConfig, DynamicConfig, FinishReason};
 use crate::wire::reply::CreateSessionReply;

@@ -9,11 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::de::DeserializeOwned;
 
-use super::Link;
+use super::link::Link;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
-use crate::runtime::clock::lock;
-use crate::runtime::future::BILLING_PAUSE;
+use crate::sync::lock;
 use crate::transport::auth::explain;
 use crate::transport::retry::{
     Billing, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
@@ -21,6 +20,9 @@ use crate::transport::retry::{
 use crate::transport::{Auth, Body, Fault, FaultKind, Request, Response};
 use crate::wire::reply::decode_json;
 use crate::wire::route::{Method, Route};
+
+/// How long a 402 waits inside the pause that the service grants for topping up.
+pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
 
 /// How much trouble a call is worth.
 #[derive(Debug, Clone, Copy)]

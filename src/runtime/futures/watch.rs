@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::core::Core;
-use super::crew::Crew;
-use super::future::{Answer, Machine, Verdict};
-use super::limits::BytesGuard;
-use super::link::AttemptError;
-use super::pending::Status;
-use super::telemetry::Failure;
+use super::machine::{Answer, Machine, Verdict};
 use crate::config::Timeout;
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::AttemptError;
+use crate::runtime::core::Core;
+use crate::runtime::pending::Status;
+use crate::runtime::session::Failure;
+use crate::runtime::threads::{BytesGuard, Crew};
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
 use crate::types::QueueStatus;

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use super::clock::lock;
 use crate::error::{Context, Error, Result};
+use crate::sync::lock;
 
 /// A value that one caller opens while the others wait for it.
 ///

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::clock::{Stop, lock};
-use super::link::{Effort, Link};
 use crate::error::{Error, ErrorCategory};
+use crate::runtime::calls::{Effort, Link};
+use crate::runtime::stop::Stop;
+use crate::sync::lock;
 use crate::transport::{Body, PROTOCOL_VERSION, Request};
 use crate::types::Timestamp;
 use crate::types::telemetry::{Batch, Event, EventKind, Severity, duration};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use super::clock::lock;
+use crate::sync::lock;
 
 /// How often a hook is told while no result arrives.
 const TICK: Duration = Duration::from_millis(100);

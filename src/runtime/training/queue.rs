@@ -12,14 +12,14 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::clock::lock;
-use super::core::Core;
-use super::link::{Link, Unaccepted};
-use super::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
 use super::sequence::{Sent, Sequel, settle};
-use super::session::{Backlog, Session};
-use super::watch::{Accepted, Decode, Outcome, Watch};
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::{Link, Unaccepted};
+use crate::runtime::core::Core;
+use crate::runtime::futures::{Accepted, Decode, Outcome, Watch};
+use crate::runtime::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
+use crate::runtime::session::{Backlog, Session};
+use crate::sync::lock;
 use crate::transport::{Body, Request};
 use crate::wire::reply::FutureReply;
 use crate::wire::route::Route;

@@ -1,16 +1,16 @@
 //! The way to one service: its connections, its credentials, and how it wants to be spoken to.
 
-mod rounds;
-
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use self::rounds::decode_reply;
-use super::clock::{Clock, Stop, lock};
+use super::retry::{Effort, decode_reply};
 use crate::config::{Config, Secret};
 use crate::error::{Context, Error, Result};
+use crate::runtime::clock::Clock;
+use crate::runtime::stop::Stop;
+use crate::sync::lock;
 use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
 use crate::transport::retry::BillingWindow;
 use crate::transport::{Body, PROTOCOL_VERSION, Request, Transport};
@@ -19,21 +19,19 @@ use crate::wire::reply::AuthTokenReply;
 use crate::wire::request::{AuthTokenRequest, ClientConfigRequest, to_json};
 use crate::wire::route;
 
-pub(crate) use self::rounds::{AttemptError, Effort, Unaccepted};
-
 /// The way to one service: connections, credentials, patience.
 pub(crate) struct Link {
-    transport: Transport,
-    clock: Clock,
-    stop: Stop,
+    pub(super) transport: Transport,
+    pub(super) clock: Clock,
+    pub(super) stop: Stop,
     auth: Credentials,
-    billing: Mutex<BillingWindow>,
+    pub(super) billing: Mutex<BillingWindow>,
     /// How long a call that keeps failing is repeated.
-    patience: Duration,
+    pub(super) patience: Duration,
     /// Whether the user has been told that nobody answers.
-    unreachable: AtomicBool,
+    pub(super) unreachable: AtomicBool,
     /// What the service has said about this version so far.
-    notes: Mutex<HashSet<String>>,
+    pub(super) notes: Mutex<HashSet<String>>,
 }
 
 enum Credentials {

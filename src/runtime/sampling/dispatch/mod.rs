@@ -11,8 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use self::usage::{SILENT, Usage, Used, Wanted};
-use super::clock::{Clock, lock};
-use super::limits::Backoff;
+use crate::runtime::clock::Clock;
+use crate::runtime::sampling::Backoff;
+use crate::sync::lock;
 
 pub(crate) use self::usage::{Flight, Post};
 

@@ -1,0 +1,8 @@
+//! A request with its retries: the link to a service, the retry loop, downloads.
+
+pub(crate) mod download;
+mod link;
+mod retry;
+
+pub(crate) use self::link::{Link, config_body};
+pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, Unaccepted};

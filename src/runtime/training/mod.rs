@@ -1,0 +1,13 @@
+//! The operations of a model: the ordered queue, sequence numbers, chunks and their results.
+
+mod buffers;
+mod chunks;
+mod gather;
+mod queue;
+mod sequence;
+
+pub(crate) use self::buffers::Buffers;
+pub(crate) use self::chunks::{Call, Forward};
+pub use self::gather::ChunkOutput;
+pub(crate) use self::gather::{ChunkSender, Gather};
+pub(crate) use self::queue::{Gate, Operation, Queue, Single, training_result};
