@@ -21,6 +21,11 @@ impl Key {
     pub(super) fn new(key: String) -> Self {
         Self(key)
     }
+
+    /// Whether there is nothing to know.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.trim().is_empty()
+    }
 }
 
 impl fmt::Debug for Key {

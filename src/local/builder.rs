@@ -98,8 +98,9 @@ impl Builder {
         self
     }
 
-    /// Keeps runs, checkpoints and the tokenizer in this folder, across restarts. Default: a
-    /// temporary folder that goes with the server.
+    /// Keeps runs, checkpoints and the tokenizer in this folder, across restarts. It must be new,
+    /// empty, or one that a server has used before. Default: a temporary folder that goes with the
+    /// server.
     pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {
         self.data = Some(folder.into());
         self
@@ -251,6 +252,9 @@ impl Builder {
                     self.host
                 ),
             ));
+        }
+        if self.api_key.as_ref().is_some_and(Key::is_empty) {
+            return Err(Error::invalid("api_key", "must not be empty"));
         }
         if self.long_poll > Duration::from_secs(30) {
             return Err(Error::invalid("long_poll", "must be 30 s at most"));

@@ -1,19 +1,22 @@
 //! Training runs and their checkpoints: what is listed, and what survives a restart.
 
-use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::disk;
+use super::disk::{self, Record};
+use super::folder::Folder;
 use super::http::Refusal;
 use super::ledger::{Ledger, Page};
 use super::sessions::Session;
 use crate::error::{Context, Error, Result};
 use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
+
+/// What the record of a checkpoint ends with once it is deleted and its weights may still be there.
+const DELETED: &str = "deleted";
 
 /// A training run, which is a model's life from creation on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,6 +45,9 @@ pub(super) struct Checkpoint {
     pub(super) file: String,
     pub(super) size_bytes: u64,
     pub(super) checksum: u64,
+    /// The file these weights took the place of, until it is gone.
+    #[serde(default)]
+    pub(super) replaces: Option<String>,
     #[serde(default)]
     pub(super) public: bool,
     #[serde(default)]
@@ -55,12 +61,10 @@ pub(super) struct Checkpoint {
 /// Every run, every checkpoint and the folder they are kept in.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    root: PathBuf,
-    /// Whether the folder goes with the server.
-    temporary: bool,
-    /// Held as long as this server uses the folder; the system lets go of it after a crash.
-    _lock: File,
+    folder: Folder,
     shelves: Mutex<Shelves>,
+    /// Records that could not be read, which nothing may take the place of.
+    unreadable: BTreeSet<PathBuf>,
     problems: Mutex<Vec<String>>,
 }
 
@@ -72,48 +76,52 @@ struct Shelves {
 
 impl Catalogue {
     /// Opens a data folder, or makes a temporary one. Gives back what else it remembers.
+    ///
+    /// What an earlier process had begun to delete or to replace is finished. Nothing else is
+    /// removed: weights that no readable record names stay, and are named as a problem.
     pub(super) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>, Ledger)> {
-        let temporary = folder.is_none();
-        let root = folder.unwrap_or_else(|| {
-            std::env::temp_dir().join(format!("tinker-local-{}", uuid::Uuid::new_v4()))
-        });
-        std::fs::create_dir_all(&root).map_err(|error| {
-            let message = format!("cannot use the data folder {}", root.display());
-            Error::Config(Context::caused(message, error))
-        })?;
-        let lock = lock(&root)?;
-        let damaged = root.join("damaged");
-        let mut problems = Vec::new();
-        let runs = disk::read_records::<Run>(&root.join("runs"), &damaged, &mut problems);
-        let checkpoints =
-            disk::read_records::<Checkpoint>(&root.join("checkpoints"), &damaged, &mut problems);
-        let sessions =
-            disk::read_records::<Session>(&root.join("sessions"), &damaged, &mut problems);
-        let ledger = disk::read_records::<Page>(&root.join("ledger"), &damaged, &mut problems);
+        let folder = Folder::open(folder)?;
+        let root = folder.path();
+        let (runs, mut unreadable) = disk::read_records::<Run>(&root.join("runs"));
+        let (sessions, more) = disk::read_records::<Session>(&root.join("sessions"));
+        unreadable.extend(more);
+        let (checkpoints, more) = read_checkpoints(&root.join("checkpoints"));
+        unreadable.extend(more);
+        let (ledger, damaged) = disk::read_records::<Page>(&root.join("ledger"));
+        let mut problems: Vec<String> = unreadable.values().cloned().collect();
+        for (path, problem) in damaged {
+            problems.push(disk::set_aside(&path, &root.join("damaged"), &problem));
+        }
         let mut shelves = Shelves::default();
         for record in runs {
             shelves.runs.insert(record.value.id.clone(), record.value);
         }
-        let mut used = Vec::new();
-        for record in checkpoints {
-            let weights = record.path.with_file_name(&record.value.file);
+        let mut known = BTreeSet::new();
+        for Record { path, value } in checkpoints {
+            let weights = path.with_file_name(&value.file);
             if weights.exists() {
-                used.push(weights);
-                let checkpoint = record.value;
-                shelves
-                    .checkpoints
-                    .insert(checkpoint.path.clone(), checkpoint);
+                known.insert(weights);
+                shelves.checkpoints.insert(value.path.clone(), value);
             } else {
-                let problem = "its weights are missing";
-                problems.push(disk::set_aside(&record.path, &damaged, problem));
+                let problem = format!("{}: its weights {} are missing", path.display(), value.file);
+                log::warn!("local server: {problem}");
+                problems.push(problem);
             }
         }
-        disk::remove_others(&root.join("checkpoints"), ".safetensors", &used);
+        for weights in disk::files(&root.join("checkpoints"), ".safetensors") {
+            if !known.contains(&weights) {
+                let problem = "no readable record names it; it stays";
+                problems.push(format!("{}: {problem}", weights.display()));
+            }
+        }
+        // A record that cannot be read may name weights that were about to get their name.
+        if unreadable.is_empty() {
+            disk::sweep_partial(root);
+        }
         let catalogue = Self {
-            root,
-            temporary,
-            _lock: lock,
+            folder,
             shelves: Mutex::new(shelves),
+            unreadable: unreadable.into_keys().collect(),
             problems: Mutex::new(problems),
         };
         let sessions = sessions.into_iter().map(|record| record.value).collect();
@@ -122,7 +130,7 @@ impl Catalogue {
     }
 
     pub(super) fn root(&self) -> &Path {
-        &self.root
+        self.folder.path()
     }
 
     /// What was found damaged so far.
@@ -135,21 +143,21 @@ impl Catalogue {
 
     pub(super) fn keep_session(&self, session: &Session) -> Result<()> {
         let name = format!("{}.json", disk::escape(&session.id));
-        disk::write_json(&self.root.join("sessions").join(name), session)
+        disk::write_record(&self.root().join("sessions").join(name), session)
     }
 
     /// Writes down what was counted and done since the last time.
     pub(super) fn keep_ledger(&self, ledger: &Ledger) {
         if let Some(page) = ledger.changed() {
-            let file = self.root.join("ledger").join("ledger.json");
-            if let Err(error) = disk::write_json(&file, &page) {
+            let file = self.root().join("ledger").join("ledger.json");
+            if let Err(error) = disk::write_record(&file, &page) {
                 log::warn!("local server: {error}");
             }
         }
     }
 
     pub(super) fn add_run(&self, run: Run) -> Result<()> {
-        disk::write_json(&self.run_file(&run.id), &run)?;
+        disk::write_record(&self.run_file(&run.id), &run)?;
         self.lock().runs.insert(run.id.clone(), run);
         Ok(())
     }
@@ -182,22 +190,31 @@ impl Catalogue {
 
     /// Keeps a checkpoint: the weights first, then the record that makes them count.
     pub(super) fn add_checkpoint(&self, mut checkpoint: Checkpoint, weights: &[u8]) -> Result<()> {
+        let path = checkpoint.path.clone();
+        let record = self.record_file(&path);
+        if self.unreadable.contains(&record) {
+            let problem = format!("{path} has a record that this version cannot read");
+            return Err(Error::invalid("path", problem));
+        }
+        let replaced = self.checkpoint(&path).map(|replaced| replaced.file);
         checkpoint.file = format!("{}.safetensors", uuid::Uuid::new_v4());
         checkpoint.size_bytes = weights.len() as u64;
         checkpoint.checksum = disk::checksum(weights);
-        let path = checkpoint.path.clone();
-        disk::write(&self.folder(&path).join(&checkpoint.file), weights)?;
-        self.write_checkpoint(&checkpoint)?;
-        let (run, replaced) = {
+        checkpoint.replaces = replaced.clone();
+        let file = self.folder(&path).join(&checkpoint.file);
+        disk::write_ahead(&file, weights)?;
+        disk::write_record(&record, &checkpoint)?;
+        disk::publish(&file)?;
+        let run = {
             let mut shelves = self.lock();
-            let replaced = shelves.checkpoints.insert(path.clone(), checkpoint);
-            (shelves.runs.get(&**path.run_id()).cloned(), replaced)
+            shelves.checkpoints.insert(path.clone(), checkpoint);
+            shelves.runs.get(&**path.run_id()).cloned()
         };
         if let Some(replaced) = replaced {
-            disk::remove(&self.folder(&path).join(replaced.file))?;
+            disk::remove(&self.folder(&path).join(replaced))?;
         }
         match run {
-            Some(run) => disk::write_json(&self.run_file(&run.id), &run),
+            Some(run) => disk::write_record(&self.run_file(&run.id), &run),
             None => Ok(()),
         }
     }
@@ -266,12 +283,15 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Removes a checkpoint: the record first, so that it is gone whatever happens next.
+    /// Removes a checkpoint. Its record is renamed first, so that it is gone whatever happens next,
+    /// and the rest of the deletion can be made up for.
     pub(super) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
-        let checkpoint = self.find(path)?;
-        disk::remove(&self.record_file(path))?;
+        self.find(path)?;
+        let record = self.record_file(path);
+        let deleted = record.with_extension(DELETED);
+        disk::rename(&record, &deleted)?;
         self.lock().checkpoints.remove(path);
-        disk::remove(&self.folder(path).join(checkpoint.file))?;
+        finish_deleting(&deleted)?;
         Ok(())
     }
 
@@ -297,7 +317,7 @@ impl Catalogue {
     /// Sets a checkpoint aside because its weights cannot be used, and says so.
     pub(super) fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
         let path = &checkpoint.path;
-        let damaged = self.root.join("damaged");
+        let damaged = self.root().join("damaged");
         let weights = self.folder(path).join(&checkpoint.file);
         let message = disk::set_aside(&weights, &damaged, error);
         disk::set_aside(&self.record_file(path), &damaged, error);
@@ -308,12 +328,12 @@ impl Catalogue {
     }
 
     fn write_checkpoint(&self, checkpoint: &Checkpoint) -> Result<()> {
-        disk::write_json(&self.record_file(&checkpoint.path), checkpoint)
+        disk::write_record(&self.record_file(&checkpoint.path), checkpoint)
     }
 
     fn run_file(&self, id: &str) -> PathBuf {
         let name = format!("{}.json", disk::escape(id));
-        self.root.join("runs").join(name)
+        self.root().join("runs").join(name)
     }
 
     fn record_file(&self, path: &TinkerPath) -> PathBuf {
@@ -322,7 +342,7 @@ impl Catalogue {
     }
 
     fn folder(&self, path: &TinkerPath) -> PathBuf {
-        self.root
+        self.root()
             .join("checkpoints")
             .join(disk::escape(path.run_id()))
             .join(path.kind().segment())
@@ -333,27 +353,35 @@ impl Catalogue {
     }
 }
 
-/// Claims a data folder for this server alone.
-fn lock(root: &Path) -> Result<File> {
-    let refuse = |error: std::io::Error| {
-        let message = format!("cannot use the data folder {}", root.display());
-        Error::Config(Context::caused(message, error))
-    };
-    let file = File::create(root.join("lock")).map_err(refuse)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            let message = format!("another server uses the data folder {}", root.display());
-            Err(Error::Config(Context::new(message)))
+/// The records of checkpoints, and the problem of each that cannot be read, after finishing what an
+/// earlier process had begun.
+fn read_checkpoints(folder: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf, String>) {
+    for deleted in disk::files(folder, &format!(".{DELETED}")) {
+        if let Err(error) = finish_deleting(&deleted) {
+            log::warn!("local server: {error}");
         }
-        Err(TryLockError::Error(error)) => Err(refuse(error)),
     }
+    let (records, unreadable) = disk::read_records::<Checkpoint>(folder);
+    for Record { path, value } in &records {
+        let weights = path.with_file_name(&value.file);
+        if !weights.exists() && disk::ahead(&weights).exists() {
+            // The record counts, so the weights do. What is wrong with them shows when they are read.
+            let _ = disk::publish(&weights);
+        }
+        if let Some(replaced) = value.replaces.as_ref().filter(|file| **file != value.file) {
+            let _ = disk::remove(&path.with_file_name(replaced));
+        }
+    }
+    (records, unreadable)
 }
 
-impl Drop for Catalogue {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.root);
-        }
-    }
+/// Removes the weights that a deleted record names, then the record. One that cannot be read stays
+/// with whatever it names.
+fn finish_deleting(deleted: &Path) -> Result<()> {
+    let checkpoint: Checkpoint = disk::read_record(deleted).map_err(|problem| {
+        let message = format!("{} cannot be read: {problem}", deleted.display());
+        Error::Internal(Context::new(message))
+    })?;
+    disk::remove(&deleted.with_file_name(checkpoint.file))?;
+    disk::remove(deleted)
 }

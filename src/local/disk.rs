@@ -1,16 +1,20 @@
 //! Files that are either there whole or not at all.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::{Context, Error, Result};
 
 /// What half-written files are called until they are complete.
 const PARTIAL: &str = ".partial";
+/// The version of the records written here. Fields may be added without raising it.
+const VERSION: u64 = 1;
 
 /// Writes a file so that a crash leaves either the old content or the new.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -32,10 +36,47 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     attempt().map_err(|error| failed("write", path, error))
 }
 
-pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let bytes = serde_json::to_vec_pretty(value)
-        .map_err(|error| failed("encode", path, io::Error::other(error)))?;
+/// Writes a record with its version. Fields of the file it replaces that this version does not
+/// know stay, so that a newer version finds them again.
+pub(super) fn write_record(path: &Path, value: &impl Serialize) -> Result<()> {
+    let attempt = || -> serde_json::Result<Vec<u8>> {
+        let mut record = serde_json::to_value(value)?;
+        record["version"] = VERSION.into();
+        let earlier = fs::read(path).ok();
+        let earlier = earlier.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+        if let (Some(Value::Object(earlier)), Value::Object(record)) = (earlier, &mut record) {
+            for (name, value) in earlier {
+                record.entry(name).or_insert(value);
+            }
+        }
+        serde_json::to_vec_pretty(&record)
+    };
+    let bytes = attempt().map_err(|error| failed("encode", path, io::Error::other(error)))?;
     write(path, &bytes)
+}
+
+/// Writes a file that does not count until [`publish`] has been called for it.
+pub(super) fn write_ahead(path: &Path, bytes: &[u8]) -> Result<()> {
+    write(&ahead(path), bytes)
+}
+
+/// Gives a file that was [written ahead](write_ahead) its name.
+pub(super) fn publish(path: &Path) -> Result<()> {
+    rename(&ahead(path), path)
+}
+
+/// Renames a file for good.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to)
+        .and_then(|()| sync_folder(to.parent().unwrap_or(Path::new("."))))
+        .map_err(|error| failed("rename", from, error))
+}
+
+/// What a file is called while it does not count.
+pub(super) fn ahead(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(PARTIAL);
+    PathBuf::from(name)
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
@@ -72,31 +113,46 @@ pub(super) struct Record<T> {
     pub(super) value: T,
 }
 
-/// Reads the JSON records below a folder, at any depth.
+/// Reads the records below a folder, at any depth, and the problem of each that cannot be read.
 ///
-/// Half-written files are removed. A record that cannot be read is moved into `damaged` and named
-/// in `problems`; the others are read all the same.
+/// Those stay where they are: somebody, or a newer version, may still know what to do with them.
 pub(super) fn read_records<T: DeserializeOwned>(
     folder: &Path,
-    damaged: &Path,
-    problems: &mut Vec<String>,
-) -> Vec<Record<T>> {
-    let mut records = Vec::new();
-    for path in files(folder) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(PARTIAL) {
-            let _ = fs::remove_file(&path);
-        } else if name.ends_with(".json") {
-            let parsed = fs::read(&path)
-                .map_err(|error| error.to_string())
-                .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|e| e.to_string()));
-            match parsed {
-                Ok(value) => records.push(Record { path, value }),
-                Err(error) => problems.push(set_aside(&path, damaged, &error)),
+) -> (Vec<Record<T>>, BTreeMap<PathBuf, String>) {
+    let (mut records, mut unreadable) = (Vec::new(), BTreeMap::new());
+    for path in files(folder, ".json") {
+        match read_record(&path) {
+            Ok(value) => records.push(Record { path, value }),
+            Err(problem) => {
+                let problem = format!("{} cannot be read and stays: {problem}", path.display());
+                log::warn!("local server: {problem}");
+                unreadable.insert(path, problem);
             }
         }
     }
-    records
+    (records, unreadable)
+}
+
+pub(super) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
+    let bytes = fs::read(path).map_err(|error| error.to_string())?;
+    let record: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    match record["version"].as_u64() {
+        Some(version) if version > VERSION => Err(format!(
+            "a newer version of this program wrote it (record version {version})"
+        )),
+        _ => serde_json::from_value(record).map_err(|error| error.to_string()),
+    }
+}
+
+/// Removes what was being written when an earlier process ended: it was never acknowledged.
+pub(super) fn sweep_partial(folder: &Path) {
+    for path in files(folder, PARTIAL) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let ours = uuid::Uuid::try_parse(name.split('.').next().unwrap_or_default()).is_ok();
+        if ours {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// Moves a damaged file out of the way, and says so.
@@ -113,7 +169,8 @@ pub(super) fn set_aside(path: &Path, damaged: &Path, error: &str) -> String {
     message
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+/// The files below a folder that end so, in order.
+pub(super) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -121,22 +178,15 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => folders.push(entry.path()),
-                _ => found.push(entry.path()),
+                _ if entry.file_name().to_string_lossy().ends_with(ending) => {
+                    found.push(entry.path());
+                }
+                _ => {}
             }
         }
     }
     found.sort();
     found
-}
-
-/// Removes the files below a folder that end so and are not listed: leftovers of a crash.
-pub(super) fn remove_others(folder: &Path, ending: &str, used: &[PathBuf]) {
-    for path in files(folder) {
-        let ends_so = path.to_string_lossy().ends_with(ending);
-        if ends_so && !used.contains(&path) {
-            let _ = fs::remove_file(&path);
-        }
-    }
 }
 
 /// A number that changes when a file is damaged (FNV-1a over words).
@@ -199,20 +249,33 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_named_and_set_aside_and_leftovers_go() {
+    fn unreadable_records_are_named_and_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let records = folder.path().join("records");
-        write_json(&records.join("good.json"), &7).unwrap();
-        fs::write(records.join("bad.json"), b"{").unwrap();
-        fs::write(records.join("x.partial"), b"half").unwrap();
-        let damaged = folder.path().join("damaged");
-        let mut problems = Vec::new();
-        let found = read_records::<u32>(&records, &damaged, &mut problems);
+        let path = |name: &str| folder.path().join("records").join(name);
+        write_record(&path("good.json"), &serde_json::json!({"n": 7})).unwrap();
+        fs::write(path("bad.json"), b"{").unwrap();
+        fs::write(path("new.json"), b"{\"version\": 2, \"n\": 1}").unwrap();
+        fs::write(path("x.partial"), b"theirs").unwrap();
+        fs::write(ahead(&path(&uuid::Uuid::new_v4().to_string())), b"ours").unwrap();
+        let (found, unreadable) = read_records::<BTreeMap<String, u64>>(folder.path());
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].value, 7);
-        assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains("bad.json"), "{problems:?}");
-        assert!(!records.join("x.partial").exists() && !records.join("bad.json").exists());
-        assert_eq!(fs::read_dir(damaged).unwrap().count(), 1);
+        assert_eq!(found[0].value["n"], 7);
+        let names: Vec<&Path> = unreadable.keys().map(PathBuf::as_path).collect();
+        assert_eq!(names, [path("bad.json"), path("new.json")]);
+        sweep_partial(folder.path());
+        assert_eq!(files(folder.path(), "").len(), 4);
+    }
+
+    #[test]
+    fn a_record_keeps_what_this_version_does_not_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.json");
+        fs::write(&path, b"{\"n\": 1, \"new\": [2]}").unwrap();
+        write_record(&path, &serde_json::json!({"n": 3})).unwrap();
+        let record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(
+            record,
+            serde_json::json!({"version": 1, "n": 3, "new": [2]})
+        );
     }
 }

@@ -359,6 +359,7 @@ fn save(
         file: String::new(),
         size_bytes,
         checksum: 0,
+        replaces: None,
         public: false,
         expires_at,
         user_metadata,

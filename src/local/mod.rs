@@ -35,6 +35,7 @@ mod disk;
 mod downloads;
 mod fault;
 mod flags;
+mod folder;
 mod futures;
 mod generate;
 mod http;

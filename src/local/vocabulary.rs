@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::disk;
 use super::engine::builtin;
-use crate::error::{Context, Error, Result};
+use crate::error::Result;
 #[cfg(feature = "text")]
 use crate::text::Tokenizer;
 
@@ -96,9 +97,9 @@ fn encode_bytes(text: &str) -> Vec<u32> {
 }
 
 /// Puts the built-in model where other programs can load it: its tokenizer, and the base that
-/// exported adapters belong to.
+/// exported adapters belong to. Files that are there and say something else are not touched: the
+/// model goes into another folder then.
 pub(super) fn write_builtin(root: &Path) -> Result<PathBuf> {
-    let folder = root.join("model");
     let files = [
         ("config.json", builtin::CONFIG.as_bytes()),
         ("model.safetensors", builtin::WEIGHTS),
@@ -108,21 +109,21 @@ pub(super) fn write_builtin(root: &Path) -> Result<PathBuf> {
             builtin::TOKENIZER_CONFIG.as_bytes(),
         ),
     ];
-    let attempt = || {
-        std::fs::create_dir_all(&folder)?;
-        for (name, content) in files {
+    let suits = |folder: &PathBuf| {
+        files.iter().all(|(name, content)| {
             let file = folder.join(name);
-            // Nothing here is precious: what is missing or damaged is simply written again.
-            if std::fs::read(&file).ok().as_deref() != Some(content) {
-                std::fs::write(&file, content)?;
-            }
-        }
-        Ok(())
+            !file.exists() || std::fs::read(file).is_ok_and(|there| there == *content)
+        })
     };
-    attempt().map_err(|error: std::io::Error| {
-        let message = format!("cannot write {}", folder.display());
-        Error::Config(Context::caused(message, error))
-    })?;
+    let numbered = (2..).map(|number| root.join(format!("model-{number}")));
+    let mut folders = std::iter::once(root.join("model")).chain(numbered);
+    let folder = folders.find(suits).expect("some number is not taken");
+    for (name, content) in files {
+        let file = folder.join(name);
+        if !file.exists() {
+            disk::write(&file, content)?;
+        }
+    }
     Ok(folder)
 }
 

@@ -1,6 +1,7 @@
 //! The embedded server, seen from a plain socket.
 
 mod checkpoints;
+mod data;
 mod http;
 mod load;
 mod losses;

@@ -20,7 +20,7 @@ pub(crate) struct Serve {
     /// Write the port to this file once the server is ready.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
-    /// Keep runs and checkpoints in this folder, across restarts.
+    /// Keep runs and checkpoints in this folder, across restarts; new, empty, or used before.
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
     /// Serve the model in this Hugging Face folder instead of the built-in one.
@@ -60,6 +60,11 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     if let Some(file) = &serve.key_file {
         let key = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read {}", file.display()))?;
+        anyhow::ensure!(
+            !key.trim().is_empty(),
+            "the key file {} is empty",
+            file.display()
+        );
         builder = builder.api_key(key.trim());
     }
     for flag in &serve.flags {
