@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::LocalServer;
-use super::auth::Key;
-use super::fault::Fault;
-use super::flags::Flags;
-use super::http::{HttpThread, Limits};
-use super::routes;
-use super::service::Service;
 use crate::error::{Context, Error, Result};
+use crate::local::LocalServer;
+use crate::local::api::auth::Key;
+use crate::local::api::fault::Fault;
+use crate::local::api::flags::Flags;
+use crate::local::api::routes;
+use crate::local::api::service::Service;
+use crate::local::http::{HttpThread, Limits};
 
 /// Sets the options of a [`LocalServer`].
 ///

@@ -25,45 +25,23 @@
 //! ```
 
 mod api;
-mod auth;
 mod builder;
-mod catalogue;
-mod chat;
-mod convert;
-mod crew;
-mod disk;
-mod downloads;
-mod fault;
-mod flags;
-mod folder;
-mod futures;
-mod generate;
 mod http;
-mod jobs;
-mod ledger;
-mod losses;
-mod models;
-mod routes;
-mod samplers;
-mod sampling;
-mod sequence;
-mod service;
-mod sessions;
-mod traces;
-mod vocabulary;
+mod state;
+mod work;
 
 pub(crate) mod engine;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+pub use api::fault::{Fault, FaultKind};
 pub use builder::Builder;
-pub use fault::{Fault, FaultKind};
 pub use http::RecordedRequest;
 
 use crate::error::Result;
+use api::service::Service;
 use http::HttpThread;
-use service::Service;
 
 /// A running server: real sockets, real gradients, no account and no network.
 ///

@@ -8,12 +8,12 @@ use serde_json::{Map, json};
 
 use super::Answer;
 use super::records::{OWNER, texts};
-use crate::local::downloads::Source;
+use crate::local::api::routes::query;
+use crate::local::api::service::Service;
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::jobs;
-use crate::local::ledger::{Count, Kind};
-use crate::local::routes::query;
-use crate::local::service::Service;
+use crate::local::state::downloads::Source;
+use crate::local::state::ledger::{Count, Kind};
+use crate::local::work::jobs;
 use crate::types::{
     AuditEntry, AuditLog, BillingEvent, BillingEventInfo, BillingSession, BillingUsage,
     StorageUsage, StorageUsageItem, Timestamp,

@@ -1,9 +1,9 @@
 //! The admin route: faults while the server runs.
 
 use super::{Answer, json};
-use crate::local::fault::Fault;
+use crate::local::api::fault::Fault;
+use crate::local::api::service::Service;
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::service::Service;
 
 pub(in crate::local) fn add_fault(service: &Service, request: &Request) -> Answer {
     check_on(service)?;

@@ -6,12 +6,12 @@ use hyper::StatusCode;
 use hyper::header::{EXPIRES, LOCATION};
 
 use super::{Answer, json};
-use crate::local::catalogue::Run;
-use crate::local::downloads::{self, Source};
+use crate::local::api::service::Service;
 use crate::local::engine::PeftFiles;
 use crate::local::http::{JSON, Refusal, Reply, Request};
-use crate::local::jobs::{self, checkpoint_path, expiry};
-use crate::local::service::Service;
+use crate::local::state::catalogue::Run;
+use crate::local::state::downloads::{self, Source};
+use crate::local::work::jobs::{self, checkpoint_path, expiry};
 use crate::types::{CheckpointKind, ExternalWeightsUrls, TinkerPath};
 use crate::wire::reply::CopyWeightsReply;
 use crate::wire::request::{CopyWeightsRequest, SetTtlRequest};

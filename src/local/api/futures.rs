@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{Answer, json as body};
-use crate::local::futures::{Look, Outcome};
+use crate::local::api::service::Service;
 use crate::local::http::{JSON, PROTOBUF, Refusal, Reply, Request};
-use crate::local::service::Service;
+use crate::local::state::futures::{Look, Outcome};
 use crate::wire::dialect::encode_sample_json;
 use crate::wire::output::decode_forward_backward_proto;
 use crate::wire::reply::{CompletionsReply, is_protobuf};

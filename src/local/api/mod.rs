@@ -2,11 +2,17 @@
 
 pub(super) mod account;
 pub(super) mod admin;
+pub(super) mod auth;
+pub(super) mod chat;
 pub(super) mod checkpoints;
+pub(super) mod fault;
+pub(super) mod flags;
 pub(super) mod futures;
 pub(super) mod openai;
 pub(super) mod records;
+pub(super) mod routes;
 pub(super) mod sampling;
+pub(super) mod service;
 pub(super) mod session;
 pub(super) mod sessions;
 pub(super) mod training;
@@ -14,8 +20,8 @@ pub(super) mod weights;
 
 use serde::Deserialize;
 
-use super::http::{Refusal, Reply, Request};
-use super::routes::query;
+use crate::local::api::routes::query;
+use crate::local::http::{Refusal, Reply, Request};
 use crate::types::Cursor;
 use crate::wire::reply::FutureReply;
 use crate::wire::request::from_json;

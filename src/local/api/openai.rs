@@ -9,12 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::sampling::new_sampler;
 use super::{Answer, json as body};
-use crate::local::chat::{self, Conversation};
+use crate::local::api::chat::{self, Conversation};
+use crate::local::api::service::Service;
 use crate::local::engine;
-use crate::local::generate::{Audience, Choice, Generation, Progress, generate};
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::jobs;
-use crate::local::service::Service;
+use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
+use crate::local::work::jobs;
 use crate::types::{CheckpointKind, TinkerPath};
 
 /// What both endpoints take. Unknown fields are ignored, as other servers do.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::{Answer, page};
-use crate::local::catalogue::{Checkpoint, Run};
+use crate::local::api::service::Service;
 use crate::local::http::{Reply, Request};
-use crate::local::service::Service;
+use crate::local::state::catalogue::{Checkpoint, Run};
 use crate::types::{self, CheckpointKind, CheckpointPage, TrainingRun, TrainingRunPage};
 
 /// Who owns everything here.
@@ -15,7 +15,7 @@ pub(super) const OWNER: &str = "local";
 
 pub(in crate::local) fn runs(service: &Service, request: &Request) -> Answer {
     let mut runs = service.catalogue.runs();
-    if let Some(project) = crate::local::routes::query(&request.query, "project_id") {
+    if let Some(project) = crate::local::api::routes::query(&request.query, "project_id") {
         runs.retain(|run| service.project_of(&run.session_id).as_ref() == Some(&project));
     }
     let (runs, cursor) = page(request, runs, 20)?;

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicBool;
 
 use super::training::check_base_model;
 use super::{Answer, json};
-use crate::local::convert;
+use crate::local::api::service::Service;
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::samplers::{self, Sampler};
-use crate::local::service::Service;
+use crate::local::state::samplers::{self, Sampler};
+use crate::local::work::convert;
 use crate::types::{CheckpointKind, SamplerInfo, TinkerPath};
 use crate::wire::reply::{CreateSamplingSessionReply, FutureReply, JoinSamplingSessionReply};
 use crate::wire::request::{
@@ -140,7 +140,7 @@ pub(in crate::local) fn sample(service: &Arc<Service>, request: &Request) -> Ans
         match convert::sample_request(&wanted, service.base.config()) {
             Ok(request) => samplers::submit(service, sampler, request_id, request, cancelled),
             Err(error) => {
-                let outcome = crate::local::jobs::refusal(&error);
+                let outcome = crate::local::work::jobs::refusal(&error);
                 service.finish("asample", &request_id, outcome);
             }
         }

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Answer, json as body};
+use crate::local::api::service::Service;
 use crate::local::http::{Reply, Request};
-use crate::local::jobs;
-use crate::local::service::Service;
-use crate::local::sessions::Session;
+use crate::local::state::sessions::Session;
+use crate::local::work::jobs;
 use crate::types::{FinishReason, ServerCapabilities, SessionStatus, SupportedModel};
 use crate::wire::reply::{
     AuthTokenReply, CreateSessionReply, SessionHeartbeatReply, TelemetryReply,

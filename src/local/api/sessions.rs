@@ -4,11 +4,11 @@ use serde_json::json;
 
 use super::records::{OWNER, texts};
 use super::{Answer, json as body, page};
-use crate::local::downloads::Source;
+use crate::local::api::service::Service;
 use crate::local::http::{Reply, Request};
-use crate::local::jobs;
-use crate::local::service::Service;
-use crate::local::sessions::Session;
+use crate::local::state::downloads::Source;
+use crate::local::state::sessions::Session;
+use crate::local::work::jobs;
 use crate::types::{
     SearchOwner, SessionDetails, SessionSearch, SessionSearchCursor, SessionSearchPage,
     SessionStatus, SessionSummary, StatusQuery, TraceExport, TraceExportStatus,

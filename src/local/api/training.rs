@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{Answer, future, json};
-use crate::local::convert;
+use crate::local::api::service::Service;
 use crate::local::engine::Family;
-use crate::local::futures::Outcome;
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::jobs::{self, Work};
-use crate::local::models::{Job, Model};
-use crate::local::service::Service;
+use crate::local::state::futures::Outcome;
+use crate::local::state::models::{Job, Model};
+use crate::local::work::convert;
+use crate::local::work::jobs::{self, Work};
 use crate::loss::LossGraph;
 use crate::types::{LoraConfig, Loss, LossFn, ModelData, ModelInfo, OptimizerConfig};
 use crate::wire::compress;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::training::{check_base_model, check_optimizer, new_model};
 use super::{Answer, future, json};
+use crate::local::api::service::Service;
 use crate::local::http::{Refusal, Reply, Request};
-use crate::local::jobs::Work;
-use crate::local::service::Service;
+use crate::local::work::jobs::Work;
 use crate::types::{CheckpointKind, OptimizerConfig, TinkerPath, WeightsInfo};
 use crate::wire::request::{
     LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,

@@ -14,9 +14,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use super::{Cut, Dropped, GRACE, JSON, Limits, Refusal, Reply, ReplyBody, Request};
-use crate::local::fault::FaultKind;
-use crate::local::routes::{self, Route};
-use crate::local::service::Service;
+use crate::local::api::fault::FaultKind;
+use crate::local::api::routes::{self, Route};
+use crate::local::api::service::Service;
 
 /// A connection with no request under way is closed after this long.
 const IDLE: Duration = Duration::from_secs(120);

@@ -19,7 +19,7 @@ pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
 
 use crate::error::{Context, Error, Result};
-use crate::local::service::Service;
+use crate::local::api::service::Service;
 
 /// How long open requests may take to end once the server stops.
 const GRACE: Duration = Duration::from_secs(3);

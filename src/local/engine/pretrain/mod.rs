@@ -24,7 +24,7 @@ use super::pass::{Gradients, Rest, RestLayer};
 use super::rng::Rng;
 use super::sample::SampleRequest;
 use super::train::{self, Datum};
-use crate::local::disk;
+use crate::local::state::disk;
 use muon::Muon;
 use tasks::{Example, Style, TASKS};
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// The values of every configuration flag.
 #[derive(Debug, Clone)]
-pub(super) struct Flags {
+pub(in crate::local) struct Flags {
     client: Map<String, Value>,
     dynamic: Map<String, Value>,
 }
@@ -52,7 +52,7 @@ impl Default for Flags {
 
 impl Flags {
     /// Sets a flag of either configuration; its name and the kind of its value must be known.
-    pub(super) fn set(&mut self, name: &str, value: Value) -> Result<()> {
+    pub(in crate::local) fn set(&mut self, name: &str, value: Value) -> Result<()> {
         let slot = self
             .client
             .get_mut(name)
@@ -68,15 +68,15 @@ impl Flags {
         Ok(())
     }
 
-    pub(super) fn jwt_enabled(&self) -> bool {
+    pub(in crate::local) fn jwt_enabled(&self) -> bool {
         self.client.get("pjwt_auth_enabled") == Some(&Value::Bool(true))
     }
 
-    pub(super) fn client(&self) -> &Map<String, Value> {
+    pub(in crate::local) fn client(&self) -> &Map<String, Value> {
         &self.client
     }
 
-    pub(super) fn dynamic(&self) -> &Map<String, Value> {
+    pub(in crate::local) fn dynamic(&self) -> &Map<String, Value> {
         &self.dynamic
     }
 }

@@ -12,7 +12,7 @@ const HELD: usize = 10_000;
 /// Clients number requests from 1 and may send later ones first: the chunks of a large call go out
 /// side by side, the first chunk last. A number that comes again is a repeated submission.
 #[derive(Debug)]
-pub(super) struct Sequence<T> {
+pub(in crate::local) struct Sequence<T> {
     next: u64,
     held: BTreeMap<u64, T>,
     /// Digests of the requests with the latest numbers.
@@ -21,7 +21,7 @@ pub(super) struct Sequence<T> {
 
 /// What becomes of a request.
 #[derive(Debug, PartialEq)]
-pub(super) enum Admission<T> {
+pub(in crate::local) enum Admission<T> {
     /// These may run now, in this order.
     Ready(VecDeque<T>),
     /// Waits for lower numbers.
@@ -46,12 +46,17 @@ impl<T> Default for Sequence<T> {
 
 impl<T> Sequence<T> {
     /// The number everything else waits for.
-    pub(super) fn next(&self) -> u64 {
+    pub(in crate::local) fn next(&self) -> u64 {
         self.next
     }
 
     /// Takes a request in. One without a number runs at once; `digest` tells requests apart.
-    pub(super) fn admit(&mut self, number: Option<u64>, digest: u64, request: T) -> Admission<T> {
+    pub(in crate::local) fn admit(
+        &mut self,
+        number: Option<u64>,
+        digest: u64,
+        request: T,
+    ) -> Admission<T> {
         let Some(number) = number else {
             return Admission::Ready(VecDeque::from([request]));
         };
@@ -81,7 +86,7 @@ impl<T> Sequence<T> {
     }
 
     /// Gives up everything that waits.
-    pub(super) fn drain(&mut self) -> Vec<T> {
+    pub(in crate::local) fn drain(&mut self) -> Vec<T> {
         std::mem::take(&mut self.held).into_values().collect()
     }
 }

@@ -7,12 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::disk::{self, Record};
-use super::folder::Folder;
-use super::http::Refusal;
-use super::ledger::{Ledger, Page};
-use super::sessions::Session;
 use crate::error::{Context, Error, Result};
+use crate::local::http::Refusal;
+use crate::local::state::disk::{self, Record};
+use crate::local::state::folder::Folder;
+use crate::local::state::ledger::{Ledger, Page};
+use crate::local::state::sessions::Session;
 use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
 
 /// What the record of a checkpoint ends with once it is deleted and its weights may still be there.
@@ -20,47 +20,47 @@ const DELETED: &str = "deleted";
 
 /// A training run, which is a model's life from creation on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Run {
-    pub(super) id: String,
-    pub(super) session_id: String,
-    pub(super) base_model: String,
-    pub(super) lora: LoraConfig,
-    pub(super) created_at: Timestamp,
-    pub(super) last_request_time: Timestamp,
+pub(in crate::local) struct Run {
+    pub(in crate::local) id: String,
+    pub(in crate::local) session_id: String,
+    pub(in crate::local) base_model: String,
+    pub(in crate::local) lora: LoraConfig,
+    pub(in crate::local) created_at: Timestamp,
+    pub(in crate::local) last_request_time: Timestamp,
     #[serde(default)]
-    pub(super) corrupted: bool,
+    pub(in crate::local) corrupted: bool,
     #[serde(default)]
-    pub(super) user_metadata: Option<Map<String, Value>>,
+    pub(in crate::local) user_metadata: Option<Map<String, Value>>,
 }
 
 /// A checkpoint's record; its weights lie beside it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Checkpoint {
-    pub(super) path: TinkerPath,
-    pub(super) base_model: String,
-    pub(super) lora: LoraConfig,
-    pub(super) time: Timestamp,
+pub(in crate::local) struct Checkpoint {
+    pub(in crate::local) path: TinkerPath,
+    pub(in crate::local) base_model: String,
+    pub(in crate::local) lora: LoraConfig,
+    pub(in crate::local) time: Timestamp,
     /// The file of the weights, beside the record: a new one each time, so that replacing the
     /// record replaces both at once.
-    pub(super) file: String,
-    pub(super) size_bytes: u64,
-    pub(super) checksum: u64,
+    pub(in crate::local) file: String,
+    pub(in crate::local) size_bytes: u64,
+    pub(in crate::local) checksum: u64,
     /// The file these weights took the place of, until it is gone.
     #[serde(default)]
-    pub(super) replaces: Option<String>,
+    pub(in crate::local) replaces: Option<String>,
     #[serde(default)]
-    pub(super) public: bool,
+    pub(in crate::local) public: bool,
     #[serde(default)]
-    pub(super) expires_at: Option<Timestamp>,
+    pub(in crate::local) expires_at: Option<Timestamp>,
     #[serde(default)]
-    pub(super) user_metadata: Option<BTreeMap<String, String>>,
+    pub(in crate::local) user_metadata: Option<BTreeMap<String, String>>,
     #[serde(default)]
-    pub(super) project_id: Option<String>,
+    pub(in crate::local) project_id: Option<String>,
 }
 
 /// Every run, every checkpoint and the folder they are kept in.
 #[derive(Debug)]
-pub(super) struct Catalogue {
+pub(in crate::local) struct Catalogue {
     folder: Folder,
     shelves: Mutex<Shelves>,
     /// Records that could not be read, which nothing may take the place of.
@@ -79,7 +79,7 @@ impl Catalogue {
     ///
     /// What an earlier process had begun to delete or to replace is finished. Nothing else is
     /// removed: weights that no readable record names stay, and are named as a problem.
-    pub(super) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>, Ledger)> {
+    pub(in crate::local) fn open(folder: Option<PathBuf>) -> Result<(Self, Vec<Session>, Ledger)> {
         let folder = Folder::open(folder)?;
         let root = folder.path();
         let (runs, mut unreadable) = disk::read_records::<Run>(&root.join("runs"));
@@ -129,25 +129,25 @@ impl Catalogue {
         Ok((catalogue, sessions, ledger))
     }
 
-    pub(super) fn root(&self) -> &Path {
+    pub(in crate::local) fn root(&self) -> &Path {
         self.folder.path()
     }
 
     /// What was found damaged so far.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(in crate::local) fn problems(&self) -> Vec<String> {
         self.problems
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    pub(super) fn keep_session(&self, session: &Session) -> Result<()> {
+    pub(in crate::local) fn keep_session(&self, session: &Session) -> Result<()> {
         let name = format!("{}.json", disk::escape(&session.id));
         disk::write_record(&self.root().join("sessions").join(name), session)
     }
 
     /// Writes down what was counted and done since the last time.
-    pub(super) fn keep_ledger(&self, ledger: &Ledger) {
+    pub(in crate::local) fn keep_ledger(&self, ledger: &Ledger) {
         if let Some(page) = ledger.changed() {
             let file = self.root().join("ledger").join("ledger.json");
             if let Err(error) = disk::write_record(&file, &page) {
@@ -156,40 +156,44 @@ impl Catalogue {
         }
     }
 
-    pub(super) fn add_run(&self, run: Run) -> Result<()> {
+    pub(in crate::local) fn add_run(&self, run: Run) -> Result<()> {
         disk::write_record(&self.run_file(&run.id), &run)?;
         self.lock().runs.insert(run.id.clone(), run);
         Ok(())
     }
 
     /// Notes a request to a run; written down with its next checkpoint.
-    pub(super) fn touch_run(&self, id: &str, now: Timestamp) {
+    pub(in crate::local) fn touch_run(&self, id: &str, now: Timestamp) {
         if let Some(run) = self.lock().runs.get_mut(id) {
             run.last_request_time = now;
         }
     }
 
-    pub(super) fn mark_corrupted(&self, id: &str) {
+    pub(in crate::local) fn mark_corrupted(&self, id: &str) {
         if let Some(run) = self.lock().runs.get_mut(id) {
             run.corrupted = true;
         }
     }
 
-    pub(super) fn run(&self, id: &str) -> Result<Run, Refusal> {
+    pub(in crate::local) fn run(&self, id: &str) -> Result<Run, Refusal> {
         let shelves = self.lock();
         let run = shelves.runs.get(id).cloned();
         run.ok_or_else(|| Refusal::missing(format!("no such training run: {id}")))
     }
 
     /// Every run, the one used last first.
-    pub(super) fn runs(&self) -> Vec<Run> {
+    pub(in crate::local) fn runs(&self) -> Vec<Run> {
         let mut runs: Vec<Run> = self.lock().runs.values().cloned().collect();
         runs.sort_by(|a, b| (b.last_request_time, &b.id).cmp(&(a.last_request_time, &a.id)));
         runs
     }
 
     /// Keeps a checkpoint: the weights first, then the record that makes them count.
-    pub(super) fn add_checkpoint(&self, mut checkpoint: Checkpoint, weights: &[u8]) -> Result<()> {
+    pub(in crate::local) fn add_checkpoint(
+        &self,
+        mut checkpoint: Checkpoint,
+        weights: &[u8],
+    ) -> Result<()> {
         let path = checkpoint.path.clone();
         let record = self.record_file(&path);
         if self.unreadable.contains(&record) {
@@ -219,18 +223,18 @@ impl Catalogue {
         }
     }
 
-    pub(super) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
+    pub(in crate::local) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
         self.lock().checkpoints.get(path).cloned()
     }
 
     /// A checkpoint that must be there.
-    pub(super) fn find(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
+    pub(in crate::local) fn find(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
         self.checkpoint(path)
             .ok_or_else(|| Refusal::missing(format!("no such checkpoint: {path}")))
     }
 
     /// The weights of a checkpoint. Those that are not what was written are set aside.
-    pub(super) fn weights(&self, path: &TinkerPath) -> Result<Vec<u8>> {
+    pub(in crate::local) fn weights(&self, path: &TinkerPath) -> Result<Vec<u8>> {
         let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
         let checkpoint = self.checkpoint(path).ok_or_else(missing)?;
         let bytes = disk::read(&self.folder(path).join(&checkpoint.file))?;
@@ -242,7 +246,7 @@ impl Catalogue {
     }
 
     /// Checkpoints, newest first; of one run if it is named.
-    pub(super) fn checkpoints(&self, run: Option<&str>) -> Vec<Checkpoint> {
+    pub(in crate::local) fn checkpoints(&self, run: Option<&str>) -> Vec<Checkpoint> {
         let shelves = self.lock();
         let mut list: Vec<Checkpoint> = shelves
             .checkpoints
@@ -255,13 +259,17 @@ impl Catalogue {
     }
 
     /// The newest checkpoint of a kind.
-    pub(super) fn last_checkpoint(&self, run: &str, kind: CheckpointKind) -> Option<Checkpoint> {
+    pub(in crate::local) fn last_checkpoint(
+        &self,
+        run: &str,
+        kind: CheckpointKind,
+    ) -> Option<Checkpoint> {
         let list = self.checkpoints(Some(run));
         list.into_iter().find(|c| c.path.kind() == kind)
     }
 
     /// The number of a run's next checkpoint without a name.
-    pub(super) fn next_number(&self, run: &str, kind: CheckpointKind) -> usize {
+    pub(in crate::local) fn next_number(&self, run: &str, kind: CheckpointKind) -> usize {
         let list = self.checkpoints(Some(run));
         let mut number = list.iter().filter(|c| c.path.kind() == kind).count() + 1;
         while list.iter().any(|c| c.path.name() == format!("{number:06}")) {
@@ -271,7 +279,7 @@ impl Catalogue {
     }
 
     /// Changes a checkpoint's record.
-    pub(super) fn edit(
+    pub(in crate::local) fn edit(
         &self,
         path: &TinkerPath,
         change: impl FnOnce(&mut Checkpoint),
@@ -285,7 +293,7 @@ impl Catalogue {
 
     /// Removes a checkpoint. Its record is renamed first, so that it is gone whatever happens next,
     /// and the rest of the deletion can be made up for.
-    pub(super) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
+    pub(in crate::local) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
         self.find(path)?;
         let record = self.record_file(path);
         let deleted = record.with_extension(DELETED);
@@ -296,7 +304,7 @@ impl Catalogue {
     }
 
     /// Removes the checkpoints whose time is up.
-    pub(super) fn expire(&self, now: Timestamp) {
+    pub(in crate::local) fn expire(&self, now: Timestamp) {
         let expired: Vec<TinkerPath> = self
             .lock()
             .checkpoints
@@ -315,7 +323,7 @@ impl Catalogue {
     }
 
     /// Sets a checkpoint aside because its weights cannot be used, and says so.
-    pub(super) fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
+    pub(in crate::local) fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
         let path = &checkpoint.path;
         let damaged = self.root().join("damaged");
         let weights = self.folder(path).join(&checkpoint.file);

@@ -1,7 +1,7 @@
 //! The service's values as the engine's, and back.
 
-use super::engine;
 use crate::error::{Error, Result};
+use crate::local::engine;
 use crate::types::{
     AdamParams, Datum, Dtype, ForwardBackwardOutput, Loss, LossConfigValue, LossOutput, ModelInput,
     OptimizerParams, PromptAltTokens, SampleResponse, SampledSequence, SamplingParams, Stop,
@@ -10,7 +10,7 @@ use crate::types::{
 use crate::wire::request::AsampleRequest;
 
 /// The loss a request names.
-pub(super) fn loss(loss: &Loss) -> Result<engine::Loss> {
+pub(in crate::local) fn loss(loss: &Loss) -> Result<engine::Loss> {
     let mut numbers = Vec::new();
     for (name, value) in &loss.config {
         match value {
@@ -25,7 +25,7 @@ pub(super) fn loss(loss: &Loss) -> Result<engine::Loss> {
 }
 
 /// The examples of a request.
-pub(super) fn data(data: &[Datum]) -> Result<Vec<engine::Datum>> {
+pub(in crate::local) fn data(data: &[Datum]) -> Result<Vec<engine::Datum>> {
     if data.is_empty() {
         return Err(Error::invalid("data", "must not be empty"));
     }
@@ -36,7 +36,7 @@ pub(super) fn data(data: &[Datum]) -> Result<Vec<engine::Datum>> {
 }
 
 /// The examples of a request with nothing but their targets, which weigh nothing.
-pub(super) fn targets_only(data: &[Datum]) -> Result<Vec<engine::Datum>> {
+pub(in crate::local) fn targets_only(data: &[Datum]) -> Result<Vec<engine::Datum>> {
     let bare: Vec<Datum> = data
         .iter()
         .map(|datum| {
@@ -102,7 +102,7 @@ fn datum(datum: &Datum) -> Result<engine::Datum> {
 }
 
 /// The tokens of an input; this engine reads text only.
-pub(super) fn prompt(input: &ModelInput) -> Result<Vec<u32>> {
+pub(in crate::local) fn prompt(input: &ModelInput) -> Result<Vec<u32>> {
     token_ids("tokens", input.to_ints()?.into_iter().map(i64::from))
 }
 
@@ -121,7 +121,10 @@ fn token_ids(field: &str, tokens: impl Iterator<Item = i64>) -> Result<Vec<u32>>
 }
 
 /// The result of a pass.
-pub(super) fn output(data: &[engine::Datum], output: engine::LossOutput) -> ForwardBackwardOutput {
+pub(in crate::local) fn output(
+    data: &[engine::Datum],
+    output: engine::LossOutput,
+) -> ForwardBackwardOutput {
     let outputs = data.iter().zip(output.data).map(|(datum, result)| {
         let tensor = |values: Vec<f32>| {
             let tensor = TensorData::from(values);
@@ -144,11 +147,11 @@ pub(super) fn output(data: &[engine::Datum], output: engine::LossOutput) -> Forw
 }
 
 /// Why no other optimiser is taken: the service has published Dimuon's settings, not its update.
-pub(super) const ADAM_ONLY: &str = "this server has the optimiser adamw only (dimuon's update rule is not public): use adamw, \
+pub(in crate::local) const ADAM_ONLY: &str = "this server has the optimiser adamw only (dimuon's update rule is not public): use adamw, \
      with a learning rate that suits it";
 
 /// The settings of an optimiser step; Adam's only.
-pub(super) fn adam(params: &OptimizerParams) -> Result<engine::AdamParams> {
+pub(in crate::local) fn adam(params: &OptimizerParams) -> Result<engine::AdamParams> {
     let OptimizerParams::Adam(AdamParams {
         learning_rate,
         beta1,
@@ -172,7 +175,7 @@ pub(super) fn adam(params: &OptimizerParams) -> Result<engine::AdamParams> {
 }
 
 /// What a sampling request asks of the engine.
-pub(super) fn sample_request(
+pub(in crate::local) fn sample_request(
     request: &AsampleRequest<'_>,
     config: &engine::Config,
 ) -> Result<engine::SampleRequest> {
@@ -235,7 +238,7 @@ fn targets(tensor: &TensorData) -> Result<engine::PromptTargets> {
 }
 
 /// The result of sampling.
-pub(super) fn sample_response(
+pub(in crate::local) fn sample_response(
     request: &engine::SampleRequest,
     output: engine::SampleOutput,
 ) -> Result<SampleResponse> {

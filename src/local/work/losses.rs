@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::convert;
-use super::engine::{self, Trainer};
-use super::http::Refusal;
 use crate::error::{Error, Result};
+use crate::local::engine::{self, Trainer};
+use crate::local::http::Refusal;
+use crate::local::work::convert;
 use crate::loss::{CustomLoss, LossGraph, Objective};
 use crate::types::{Datum, ForwardBackwardOutput, Loss, LossConfigValue, LossOutput, TensorData};
 
@@ -19,7 +19,7 @@ const LIMIT: usize = 1000;
 
 /// The losses of every session alive.
 #[derive(Debug, Default)]
-pub(super) struct Losses {
+pub(in crate::local) struct Losses {
     sessions: Mutex<HashMap<String, Uploaded>>,
 }
 
@@ -33,7 +33,7 @@ struct Uploaded {
 
 impl Losses {
     /// Makes a loss known and gives its id; a graph the session has already keeps its id.
-    pub(super) fn add(
+    pub(in crate::local) fn add(
         &self,
         session_id: &str,
         number: u64,
@@ -68,7 +68,7 @@ impl Losses {
     }
 
     /// Forgets what a session uploaded.
-    pub(super) fn remove_session(&self, session_id: &str) {
+    pub(in crate::local) fn remove_session(&self, session_id: &str) {
         self.lock().remove(session_id);
     }
 
@@ -98,7 +98,7 @@ fn loss_id(session_id: &str, place: usize) -> String {
 ///
 /// The formula is linear in its own gradient, which is what goes backward: the same as a client
 /// that computes the loss itself would send.
-pub(super) fn pass(
+pub(in crate::local) fn pass(
     losses: &Losses,
     session_id: &str,
     trainer: &mut Trainer,

@@ -3,48 +3,48 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::engine::{self, Listener, StopReason};
-use super::samplers::{Sampler, count};
-use super::service::Service;
-use super::vocabulary::Vocabulary;
+use crate::local::api::service::Service;
+use crate::local::engine::{self, Listener, StopReason};
+use crate::local::state::samplers::{Sampler, count};
+use crate::local::work::vocabulary::Vocabulary;
 
 /// One or more prompts, each with its samples.
 #[derive(Debug)]
-pub(super) struct Generation {
-    pub(super) sampler: Sampler,
+pub(in crate::local) struct Generation {
+    pub(in crate::local) sampler: Sampler,
     /// Checked.
-    pub(super) requests: Vec<engine::SampleRequest>,
-    pub(super) stops: Vec<String>,
+    pub(in crate::local) requests: Vec<engine::SampleRequest>,
+    pub(in crate::local) stops: Vec<String>,
 }
 
 impl Generation {
-    pub(super) fn prompt_tokens(&self) -> usize {
+    pub(in crate::local) fn prompt_tokens(&self) -> usize {
         self.requests.iter().map(|one| one.prompt.len()).sum()
     }
 }
 
 /// A finished sample.
 #[derive(Debug)]
-pub(super) struct Choice {
-    pub(super) index: usize,
-    pub(super) text: String,
+pub(in crate::local) struct Choice {
+    pub(in crate::local) index: usize,
+    pub(in crate::local) text: String,
     /// Each token with its own text.
-    pub(super) tokens: Vec<(u32, String)>,
-    pub(super) logprobs: Vec<f32>,
-    pub(super) reason: &'static str,
+    pub(in crate::local) tokens: Vec<(u32, String)>,
+    pub(in crate::local) logprobs: Vec<f32>,
+    pub(in crate::local) reason: &'static str,
 }
 
 /// A piece of a sample. The last one has a reason.
 #[derive(Debug)]
-pub(super) struct Progress<'a> {
-    pub(super) index: usize,
-    pub(super) text: &'a str,
-    pub(super) first: bool,
-    pub(super) reason: Option<&'static str>,
+pub(in crate::local) struct Progress<'a> {
+    pub(in crate::local) index: usize,
+    pub(in crate::local) text: &'a str,
+    pub(in crate::local) first: bool,
+    pub(in crate::local) reason: Option<&'static str>,
 }
 
 /// Whoever hears of a generation; dropped before the end if the engine fails.
-pub(super) trait Audience: Send + Sync {
+pub(in crate::local) trait Audience: Send + Sync {
     /// A piece of a sample; false if nobody listens any more.
     fn piece(&self, progress: &Progress<'_>) -> bool;
 
@@ -53,7 +53,7 @@ pub(super) trait Audience: Send + Sync {
 }
 
 /// Samples all prompts side by side, telling the audience about every piece.
-pub(super) fn generate(
+pub(in crate::local) fn generate(
     service: &Arc<Service>,
     generation: Generation,
     audience: impl Audience + 'static,

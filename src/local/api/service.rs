@@ -8,29 +8,29 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::api;
-use super::api::openai::{Style, complete};
-use super::auth::Auth;
-use super::builder::{Builder, check_endpoint};
-use super::catalogue::Catalogue;
-use super::crew::Crew;
-use super::downloads::Downloads;
-use super::engine::Base;
-use super::fault::{Fault, FaultKind, Faults};
-use super::flags::Flags;
-use super::futures::{Futures, Outcome};
-use super::http::{Recorder, Refusal, Reply, Request};
-use super::jobs;
-use super::ledger::Ledger;
-use super::losses::Losses;
-use super::models::Models;
-use super::routes::{Found, Route};
-use super::samplers::{Sampler, Samplers};
-use super::sampling::SamplingThread;
-use super::sessions::{Session, Sessions};
-use super::traces::{Span, Traces};
-use super::vocabulary::{self, Vocabulary};
 use crate::error::{Context, Error, Result};
+use crate::local::api;
+use crate::local::api::auth::Auth;
+use crate::local::api::fault::{Fault, FaultKind, Faults};
+use crate::local::api::flags::Flags;
+use crate::local::api::openai::{Style, complete};
+use crate::local::api::routes::{Found, Route};
+use crate::local::builder::{Builder, check_endpoint};
+use crate::local::engine::Base;
+use crate::local::http::{Recorder, Refusal, Reply, Request};
+use crate::local::state::catalogue::Catalogue;
+use crate::local::state::downloads::Downloads;
+use crate::local::state::futures::{Futures, Outcome};
+use crate::local::state::ledger::Ledger;
+use crate::local::state::models::Models;
+use crate::local::state::samplers::{Sampler, Samplers};
+use crate::local::state::sessions::{Session, Sessions};
+use crate::local::state::traces::{Span, Traces};
+use crate::local::work::batch::SamplingThread;
+use crate::local::work::crew::Crew;
+use crate::local::work::jobs;
+use crate::local::work::losses::Losses;
+use crate::local::work::vocabulary::{self, Vocabulary};
 use crate::types::Timestamp;
 
 /// Bodies beyond this are decoded away from the thread that serves the connections.
@@ -40,30 +40,30 @@ const BUILT_IN: &str = "tinker-local/tiny";
 
 /// Everything the handlers share.
 #[derive(Debug)]
-pub(super) struct Service {
-    pub(super) auth: Auth,
-    pub(super) flags: Flags,
-    pub(super) sessions: Sessions,
-    pub(super) futures: Arc<Futures>,
-    pub(super) models: Models,
-    pub(super) samplers: Samplers,
-    pub(super) losses: Losses,
-    pub(super) catalogue: Catalogue,
-    pub(super) ledger: Ledger,
-    pub(super) traces: Traces,
-    pub(super) downloads: Downloads,
-    pub(super) base: Base,
-    pub(super) base_model: String,
-    pub(super) vocabulary: Vocabulary,
+pub(in crate::local) struct Service {
+    pub(in crate::local) auth: Auth,
+    pub(in crate::local) flags: Flags,
+    pub(in crate::local) sessions: Sessions,
+    pub(in crate::local) futures: Arc<Futures>,
+    pub(in crate::local) models: Models,
+    pub(in crate::local) samplers: Samplers,
+    pub(in crate::local) losses: Losses,
+    pub(in crate::local) catalogue: Catalogue,
+    pub(in crate::local) ledger: Ledger,
+    pub(in crate::local) traces: Traces,
+    pub(in crate::local) downloads: Downloads,
+    pub(in crate::local) base: Base,
+    pub(in crate::local) base_model: String,
+    pub(in crate::local) vocabulary: Vocabulary,
     /// The folder clients load the tokenizer from.
-    pub(super) tokenizer: PathBuf,
-    pub(super) trainers: Crew,
-    pub(super) sampling: SamplingThread,
-    pub(super) long_poll: Duration,
-    pub(super) metadata_only_above: usize,
-    pub(super) max_request_bytes: usize,
-    pub(super) max_pending_samples: usize,
-    pub(super) admin: bool,
+    pub(in crate::local) tokenizer: PathBuf,
+    pub(in crate::local) trainers: Crew,
+    pub(in crate::local) sampling: SamplingThread,
+    pub(in crate::local) long_poll: Duration,
+    pub(in crate::local) metadata_only_above: usize,
+    pub(in crate::local) max_request_bytes: usize,
+    pub(in crate::local) max_pending_samples: usize,
+    pub(in crate::local) admin: bool,
     latencies: HashMap<String, Duration>,
     faults: Mutex<Faults>,
     recorder: Option<Recorder>,
@@ -72,7 +72,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(options: Builder, flags: Flags, runtime: Handle) -> Result<Self> {
+    pub(in crate::local) fn new(options: Builder, flags: Flags, runtime: Handle) -> Result<Self> {
         let mut faults = Faults::default();
         for fault in options.faults {
             faults.add(fault);
@@ -118,7 +118,7 @@ impl Service {
     }
 
     /// Notes when a request ran.
-    pub(super) fn trace(
+    pub(in crate::local) fn trace(
         &self,
         session: &str,
         lane: &str,
@@ -136,22 +136,22 @@ impl Service {
         });
     }
 
-    pub(super) fn recorder(&self) -> Option<&Recorder> {
+    pub(in crate::local) fn recorder(&self) -> Option<&Recorder> {
         self.recorder.as_ref()
     }
 
-    pub(super) fn add_fault(&self, fault: Fault) -> Result<()> {
+    pub(in crate::local) fn add_fault(&self, fault: Fault) -> Result<()> {
         check_endpoint("endpoint", fault.endpoint())?;
         self.lock_faults().add(fault);
         Ok(())
     }
 
-    pub(super) fn clear_faults(&self) {
+    pub(in crate::local) fn clear_faults(&self) {
         self.lock_faults().clear();
     }
 
     /// What goes wrong with this request, if anything.
-    pub(super) fn strike(&self, endpoint: &str) -> Option<FaultKind> {
+    pub(in crate::local) fn strike(&self, endpoint: &str) -> Option<FaultKind> {
         self.lock_faults().strike(endpoint)
     }
 
@@ -160,34 +160,34 @@ impl Service {
     }
 
     /// Answers whoever waits; nothing new is waited for.
-    pub(super) fn stop(&self) {
+    pub(in crate::local) fn stop(&self) {
         self.stopped.send_replace(true);
     }
 
     /// Ends the work: what runs is finished, what waits is dropped.
-    pub(super) fn close(&self) {
+    pub(in crate::local) fn close(&self) {
         self.futures.cancel_all();
         self.trainers.close();
         self.sampling.close();
         self.catalogue.keep_ledger(&self.ledger);
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(in crate::local) fn is_stopping(&self) -> bool {
         *self.stopped.borrow()
     }
 
     /// Returns when the server stops.
-    pub(super) async fn stopping(&self) {
+    pub(in crate::local) async fn stopping(&self) {
         // The sender lives as long as `self`, so waiting cannot fail.
         let _ = self.stopped.subscribe().wait_for(|stopped| *stopped).await;
     }
 
-    pub(super) fn sweep_interval(&self) -> Duration {
+    pub(in crate::local) fn sweep_interval(&self) -> Duration {
         (self.sessions.timeout() / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))
     }
 
     /// Drops what is over: silent sessions, results nobody wants, expired checkpoints.
-    pub(super) fn sweep(&self) {
+    pub(in crate::local) fn sweep(&self) {
         let now = Instant::now();
         for session in self.sessions.expire(now) {
             log::warn!("local server: session {} lost its heartbeat", session.id);
@@ -199,7 +199,7 @@ impl Service {
     }
 
     /// Lets go of what belonged to a session.
-    pub(super) fn end_session(&self, session: &Session) {
+    pub(in crate::local) fn end_session(&self, session: &Session) {
         for id in session.models.values() {
             if let Some(model) = self.models.remove(id) {
                 model.abandon(self, "the session has ended");
@@ -212,12 +212,12 @@ impl Service {
         }
     }
 
-    pub(super) fn project_of(&self, session_id: &str) -> Option<String> {
+    pub(in crate::local) fn project_of(&self, session_id: &str) -> Option<String> {
         self.sessions.get(session_id).ok()?.project_id
     }
 
     /// Makes a sampling session known.
-    pub(super) fn add_sampler(&self, number: u64, sampler: Sampler) {
+    pub(in crate::local) fn add_sampler(&self, number: u64, sampler: Sampler) {
         let id = sampler.id.clone();
         let session_id = sampler.session_id.clone();
         self.samplers.add(sampler);
@@ -228,7 +228,7 @@ impl Service {
     }
 
     /// Files the result of a request, as late as the endpoint's latency wants it.
-    pub(super) fn finish(&self, endpoint: &str, id: &str, outcome: Outcome) {
+    pub(in crate::local) fn finish(&self, endpoint: &str, id: &str, outcome: Outcome) {
         let Some(latency) = self.latencies.get(endpoint) else {
             return self.futures.finish(id, outcome);
         };
@@ -240,7 +240,11 @@ impl Service {
     }
 
     /// Finds the handler and runs it where it belongs.
-    pub(super) async fn answer(self: &Arc<Self>, found: Found, request: Request) -> Reply {
+    pub(in crate::local) async fn answer(
+        self: &Arc<Self>,
+        found: Found,
+        request: Request,
+    ) -> Reply {
         if let Err(refusal) = self.auth.check(found.route, &request) {
             return refusal.into();
         }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 
-use super::http::{Refusal, Request};
+use crate::local::http::{Refusal, Request};
 use crate::types::{Timestamp, TinkerPath};
 
 /// How long a link works.
@@ -13,7 +13,7 @@ const LIFETIME_SECONDS: i64 = 15 * 60;
 
 /// What a link leads to.
 #[derive(Debug, Clone)]
-pub(super) enum Source {
+pub(in crate::local) enum Source {
     /// The files of a checkpoint in the layout of `peft`.
     Checkpoint(TinkerPath),
     /// A document that was made with the link.
@@ -22,26 +22,26 @@ pub(super) enum Source {
 
 /// The links given out and not yet expired.
 #[derive(Debug, Default)]
-pub(super) struct Downloads {
+pub(in crate::local) struct Downloads {
     links: Mutex<HashMap<String, (Source, Timestamp)>>,
 }
 
 /// A link without the file's name at its end.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(in crate::local) struct Link {
     prefix: String,
-    pub(super) expires: Timestamp,
+    pub(in crate::local) expires: Timestamp,
 }
 
 impl Link {
-    pub(super) fn to(&self, file: &str) -> String {
+    pub(in crate::local) fn to(&self, file: &str) -> String {
         format!("{}/{file}", self.prefix)
     }
 }
 
 impl Downloads {
     /// Makes a link for whoever asked, on the host they asked.
-    pub(super) fn link(&self, request: &Request, now: Timestamp, source: Source) -> Link {
+    pub(in crate::local) fn link(&self, request: &Request, now: Timestamp, source: Source) -> Link {
         let seconds = now.as_second() + LIFETIME_SECONDS;
         let expires = Timestamp::from_second(seconds).unwrap_or(now);
         let token = uuid::Uuid::new_v4().simple().to_string();
@@ -53,7 +53,7 @@ impl Downloads {
         Link { prefix, expires }
     }
 
-    pub(super) fn find(&self, token: &str, now: Timestamp) -> Result<Source, Refusal> {
+    pub(in crate::local) fn find(&self, token: &str, now: Timestamp) -> Result<Source, Refusal> {
         let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         match links.get(token) {
             Some((source, expires)) if *expires > now => Ok(source.clone()),
@@ -63,7 +63,7 @@ impl Downloads {
 }
 
 /// A tar archive of a few files.
-pub(super) fn tar(files: &[(&str, &[u8])], now: Timestamp) -> Vec<u8> {
+pub(in crate::local) fn tar(files: &[(&str, &[u8])], now: Timestamp) -> Vec<u8> {
     let mut archive = Vec::new();
     for (name, bytes) in files {
         let mut header = [0u8; 512];

@@ -10,20 +10,20 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::http::{Refusal, Request};
-use super::routes::Route;
+use crate::local::api::routes::Route;
+use crate::local::http::{Refusal, Request};
 
 /// A credential, which never shows.
 #[derive(Clone)]
-pub(super) struct Key(String);
+pub(in crate::local) struct Key(String);
 
 impl Key {
-    pub(super) fn new(key: String) -> Self {
+    pub(in crate::local) fn new(key: String) -> Self {
         Self(key)
     }
 
     /// Whether there is nothing to know.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::local) fn is_empty(&self) -> bool {
         self.0.trim().is_empty()
     }
 }
@@ -35,7 +35,7 @@ impl fmt::Debug for Key {
 }
 
 /// The server's rule about credentials.
-pub(super) struct Auth {
+pub(in crate::local) struct Auth {
     key: Option<Key>,
     /// With JWTs on: how long each lives.
     jwt_lifetime: Option<Duration>,
@@ -52,7 +52,7 @@ impl fmt::Debug for Auth {
 }
 
 impl Auth {
-    pub(super) fn new(key: Option<Key>, jwt_lifetime: Option<Duration>) -> Self {
+    pub(in crate::local) fn new(key: Option<Key>, jwt_lifetime: Option<Duration>) -> Self {
         Self {
             key,
             jwt_lifetime,
@@ -60,7 +60,7 @@ impl Auth {
         }
     }
 
-    pub(super) fn check(&self, route: Route, request: &Request) -> Result<(), Refusal> {
+    pub(in crate::local) fn check(&self, route: Route, request: &Request) -> Result<(), Refusal> {
         let given = request.header("x-api-key").or_else(|| {
             request
                 .header("authorization")
@@ -76,7 +76,7 @@ impl Auth {
     }
 
     /// Exchanges the credential of a request that passed [`check`](Self::check) for a token.
-    pub(super) fn issue(&self) -> Result<String, Refusal> {
+    pub(in crate::local) fn issue(&self) -> Result<String, Refusal> {
         let lifetime = self
             .jwt_lifetime
             .ok_or_else(|| Refusal::missing("this server does not exchange tokens"))?;

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::disk;
-use super::engine::builtin;
 use crate::error::Result;
+use crate::local::engine::builtin;
+use crate::local::state::disk;
 #[cfg(feature = "text")]
 use crate::text::Tokenizer;
 
@@ -19,7 +19,7 @@ const MARKERS: [(&str, u32); 5] = [
 
 /// What a model's tokens stand for.
 #[derive(Debug)]
-pub(super) enum Vocabulary {
+pub(in crate::local) enum Vocabulary {
     /// One token per byte, then the markers.
     Bytes,
     /// A tokenizer read from a model's folder.
@@ -33,17 +33,17 @@ pub(super) enum Vocabulary {
 impl Vocabulary {
     /// The tokenizer of a model's folder.
     #[cfg(feature = "text")]
-    pub(super) fn load(folder: &Path) -> Result<Self> {
+    pub(in crate::local) fn load(folder: &Path) -> Result<Self> {
         Tokenizer::open(folder).map(Self::Tokenizer)
     }
 
     #[cfg(not(feature = "text"))]
-    pub(super) fn load(_: &Path) -> Result<Self> {
+    pub(in crate::local) fn load(_: &Path) -> Result<Self> {
         Ok(Self::Numbers)
     }
 
     /// The text of tokens as bytes: a byte-level token may be half a character.
-    pub(super) fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+    pub(in crate::local) fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         match self {
             Self::Bytes => builtin::decode(tokens),
             #[cfg(feature = "text")]
@@ -60,7 +60,7 @@ impl Vocabulary {
     }
 
     /// The tokens of a text; `None` if this server cannot tell.
-    pub(super) fn encode(&self, text: &str) -> Option<Vec<u32>> {
+    pub(in crate::local) fn encode(&self, text: &str) -> Option<Vec<u32>> {
         match self {
             Self::Bytes => Some(encode_bytes(text)),
             #[cfg(feature = "text")]
@@ -99,7 +99,7 @@ fn encode_bytes(text: &str) -> Vec<u32> {
 /// Puts the built-in model where other programs can load it: its tokenizer, and the base that
 /// exported adapters belong to. Files that are there and say something else are not touched: the
 /// model goes into another folder then.
-pub(super) fn write_builtin(root: &Path) -> Result<PathBuf> {
+pub(in crate::local) fn write_builtin(root: &Path) -> Result<PathBuf> {
     let files = [
         ("config.json", builtin::CONFIG.as_bytes()),
         ("model.safetensors", builtin::WEIGHTS),

@@ -21,7 +21,7 @@ const KEEP_BYTES: usize = 1 << 30;
 
 /// How a request ended.
 #[derive(Debug, Clone)]
-pub(super) enum Outcome {
+pub(in crate::local) enum Outcome {
     /// A JSON object, encoded.
     Json(Bytes),
     /// An encoded `ForwardBackwardOutput`.
@@ -35,7 +35,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    pub(super) fn json(value: &impl Serialize) -> Self {
+    pub(in crate::local) fn json(value: &impl Serialize) -> Self {
         match serde_json::to_vec(value) {
             Ok(bytes) => Self::Json(bytes.into()),
             Err(error) => Self::failed(format!("the result cannot be encoded: {error}")),
@@ -43,7 +43,7 @@ impl Outcome {
     }
 
     /// The caller's fault.
-    pub(super) fn refused(message: impl Into<String>) -> Self {
+    pub(in crate::local) fn refused(message: impl Into<String>) -> Self {
         Self::Failed {
             message: message.into(),
             category: ErrorCategory::User,
@@ -51,14 +51,14 @@ impl Outcome {
     }
 
     /// Our fault.
-    pub(super) fn failed(message: impl Into<String>) -> Self {
+    pub(in crate::local) fn failed(message: impl Into<String>) -> Self {
         Self::Failed {
             message: message.into(),
             category: ErrorCategory::Server,
         }
     }
 
-    pub(super) fn size(&self) -> usize {
+    pub(in crate::local) fn size(&self) -> usize {
         match self {
             Self::Json(bytes) | Self::Training(bytes) | Self::Sample(bytes) => bytes.len(),
             Self::Failed { message, .. } => message.len(),
@@ -68,7 +68,7 @@ impl Outcome {
 
 /// What one look at a future shows.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(in crate::local) enum Look {
     Done(Outcome),
     /// Still pending; the reason is for people.
     Pending {
@@ -79,10 +79,10 @@ pub(super) enum Look {
 }
 
 /// Who is told about completions as they happen: a sampling session and one of its clones.
-pub(super) type Channel = (String, u64);
+pub(in crate::local) type Channel = (String, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct Futures {
+pub(in crate::local) struct Futures {
     shelf: Mutex<Shelf>,
 }
 
@@ -127,7 +127,7 @@ struct Log {
 
 impl Futures {
     /// Registers an accepted request. False if it was registered before: a repeated submission.
-    pub(super) fn open(
+    pub(in crate::local) fn open(
         &self,
         id: &str,
         channel: Option<Channel>,
@@ -147,12 +147,12 @@ impl Futures {
         true
     }
 
-    pub(super) fn is_open(&self, id: &str) -> bool {
+    pub(in crate::local) fn is_open(&self, id: &str) -> bool {
         self.lock().entries.contains_key(id)
     }
 
     /// Says why a pending request does not move, or that it does again.
-    pub(super) fn pause(&self, id: &str, reason: Option<String>) {
+    pub(in crate::local) fn pause(&self, id: &str, reason: Option<String>) {
         if let Some(Entry {
             state: State::Pending { paused },
             ..
@@ -163,7 +163,7 @@ impl Futures {
     }
 
     /// Files the result and wakes whoever waits. The first result wins.
-    pub(super) fn finish(&self, id: &str, outcome: Outcome) {
+    pub(in crate::local) fn finish(&self, id: &str, outcome: Outcome) {
         let mut shelf = self.lock();
         let Some(entry) = shelf.entries.get_mut(id) else {
             return;
@@ -198,7 +198,7 @@ impl Futures {
     }
 
     /// Stops the work of a pending request, where that is possible.
-    pub(super) fn cancel(&self, id: &str) {
+    pub(in crate::local) fn cancel(&self, id: &str) {
         let flag = match self.lock().entries.get(id) {
             Some(Entry {
                 state: State::Pending { .. },
@@ -212,7 +212,7 @@ impl Futures {
     }
 
     /// Stops all work that can be stopped, so that the server can end.
-    pub(super) fn cancel_all(&self) {
+    pub(in crate::local) fn cancel_all(&self) {
         for entry in self.lock().entries.values() {
             if let Some(flag) = &entry.cancelled {
                 flag.store(true, Ordering::Relaxed);
@@ -221,7 +221,7 @@ impl Futures {
     }
 
     /// Waits until the request has finished or the time is up.
-    pub(super) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
+    pub(in crate::local) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
         loop {
             let changed = match self.lock().entries.get(id) {
                 None => return Look::Unknown,
@@ -242,7 +242,7 @@ impl Futures {
     }
 
     /// What is known about a request now.
-    pub(super) fn look(&self, id: &str) -> Look {
+    pub(in crate::local) fn look(&self, id: &str) -> Look {
         match self.lock().entries.get(id).map(|entry| &entry.state) {
             None => Look::Unknown,
             Some(State::Pending { paused }) => Look::Pending {
@@ -253,7 +253,7 @@ impl Futures {
     }
 
     /// Marks a result as on its way to the client.
-    pub(super) fn sent(&self, id: &str) {
+    pub(in crate::local) fn sent(&self, id: &str) {
         if let Some(Entry {
             state: State::Finished { sent, .. },
             ..
@@ -264,7 +264,7 @@ impl Futures {
     }
 
     /// Drops results the client says it has.
-    pub(super) fn acknowledge(&self, ids: &[String]) {
+    pub(in crate::local) fn acknowledge(&self, ids: &[String]) {
         let mut shelf = self.lock();
         for id in ids {
             shelf.remove(id);
@@ -272,7 +272,7 @@ impl Futures {
     }
 
     /// The completions of a channel after a cursor, waiting for the first until the time is up.
-    pub(super) async fn completions(
+    pub(in crate::local) async fn completions(
         &self,
         channel: &Channel,
         cursor: u64,
@@ -291,7 +291,7 @@ impl Futures {
     }
 
     /// Drops what nobody will ask for any more.
-    pub(super) fn sweep(&self, now: Instant) {
+    pub(in crate::local) fn sweep(&self, now: Instant) {
         let mut shelf = self.lock();
         let expired: Vec<String> = shelf
             .finished
@@ -314,7 +314,7 @@ impl Futures {
     }
 
     /// Forgets the channels of a sampling session that has ended.
-    pub(super) fn forget_channels(&self, sampling_session: &str) {
+    pub(in crate::local) fn forget_channels(&self, sampling_session: &str) {
         self.lock()
             .channels
             .retain(|(session, _), _| session != sampling_session);

@@ -17,7 +17,7 @@ const PARTIAL: &str = ".partial";
 const VERSION: u64 = 1;
 
 /// Writes a file so that a crash leaves either the old content or the new.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(in crate::local) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let attempt = || -> io::Result<()> {
         fs::create_dir_all(folder)?;
@@ -38,7 +38,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Writes a record with its version. Fields of the file it replaces that this version does not
 /// know stay, so that a newer version finds them again.
-pub(super) fn write_record(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(in crate::local) fn write_record(path: &Path, value: &impl Serialize) -> Result<()> {
     let attempt = || -> serde_json::Result<Vec<u8>> {
         let mut record = serde_json::to_value(value)?;
         record["version"] = VERSION.into();
@@ -56,35 +56,35 @@ pub(super) fn write_record(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 /// Writes a file that does not count until [`publish`] has been called for it.
-pub(super) fn write_ahead(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(in crate::local) fn write_ahead(path: &Path, bytes: &[u8]) -> Result<()> {
     write(&ahead(path), bytes)
 }
 
 /// Gives a file that was [written ahead](write_ahead) its name.
-pub(super) fn publish(path: &Path) -> Result<()> {
+pub(in crate::local) fn publish(path: &Path) -> Result<()> {
     rename(&ahead(path), path)
 }
 
 /// Renames a file for good.
-pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+pub(in crate::local) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to)
         .and_then(|()| sync_folder(to.parent().unwrap_or(Path::new("."))))
         .map_err(|error| failed("rename", from, error))
 }
 
 /// What a file is called while it does not count.
-pub(super) fn ahead(path: &Path) -> PathBuf {
+pub(in crate::local) fn ahead(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(PARTIAL);
     PathBuf::from(name)
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+pub(in crate::local) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| failed("read", path, error))
 }
 
 /// Removes a file for good; one that is not there is fine.
-pub(super) fn remove(path: &Path) -> Result<()> {
+pub(in crate::local) fn remove(path: &Path) -> Result<()> {
     let attempt = || match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => sync_folder(path.parent().unwrap_or(Path::new("."))),
@@ -108,15 +108,15 @@ fn failed(verb: &str, path: &Path, error: io::Error) -> Error {
 
 /// A record that was read from disk, and where it lies.
 #[derive(Debug)]
-pub(super) struct Record<T> {
-    pub(super) path: PathBuf,
-    pub(super) value: T,
+pub(in crate::local) struct Record<T> {
+    pub(in crate::local) path: PathBuf,
+    pub(in crate::local) value: T,
 }
 
 /// Reads the records below a folder, at any depth, and the problem of each that cannot be read.
 ///
 /// Those stay where they are: somebody, or a newer version, may still know what to do with them.
-pub(super) fn read_records<T: DeserializeOwned>(
+pub(in crate::local) fn read_records<T: DeserializeOwned>(
     folder: &Path,
 ) -> (Vec<Record<T>>, BTreeMap<PathBuf, String>) {
     let (mut records, mut unreadable) = (Vec::new(), BTreeMap::new());
@@ -133,7 +133,7 @@ pub(super) fn read_records<T: DeserializeOwned>(
     (records, unreadable)
 }
 
-pub(super) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
+pub(in crate::local) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     let record: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     match record["version"].as_u64() {
@@ -145,7 +145,7 @@ pub(super) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<T, String>
 }
 
 /// Removes what was being written when an earlier process ended: it was never acknowledged.
-pub(super) fn sweep_partial(folder: &Path) {
+pub(in crate::local) fn sweep_partial(folder: &Path) {
     for path in files(folder, PARTIAL) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let ours = uuid::Uuid::try_parse(name.split('.').next().unwrap_or_default()).is_ok();
@@ -156,7 +156,7 @@ pub(super) fn sweep_partial(folder: &Path) {
 }
 
 /// Moves a damaged file out of the way, and says so.
-pub(super) fn set_aside(path: &Path, damaged: &Path, error: &str) -> String {
+pub(in crate::local) fn set_aside(path: &Path, damaged: &Path, error: &str) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = damaged.join(format!("{}-{name}", uuid::Uuid::new_v4()));
     let moved = fs::create_dir_all(damaged).and_then(|()| fs::rename(path, &aside));
@@ -170,7 +170,7 @@ pub(super) fn set_aside(path: &Path, damaged: &Path, error: &str) -> String {
 }
 
 /// The files below a folder that end so, in order.
-pub(super) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+pub(in crate::local) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -190,7 +190,7 @@ pub(super) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 }
 
 /// A number that changes when a file is damaged (FNV-1a over words).
-pub(super) fn checksum(bytes: &[u8]) -> u64 {
+pub(in crate::local) fn checksum(bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01B3;
     let mut sum: u64 = 0xCBF2_9CE4_8422_2325 ^ bytes.len() as u64;
     let (words, rest) = bytes.as_chunks::<8>();
@@ -206,7 +206,7 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
 }
 
 /// A name as a file name: letters, digits, `-`, `_` and inner dots stay, the rest is escaped.
-pub(super) fn escape(name: &str) -> String {
+pub(in crate::local) fn escape(name: &str) -> String {
     let mut escaped = String::new();
     for (index, byte) in name.bytes().enumerate() {
         if byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || (byte == b'.' && index > 0) {

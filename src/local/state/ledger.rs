@@ -13,7 +13,7 @@ const DEEDS: usize = 100_000;
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(in crate::local) enum Kind {
     /// Tokens trained on.
     Training,
     /// Prompt tokens.
@@ -26,31 +26,31 @@ pub(super) enum Kind {
 
 /// How much of a kind a session used in an hour.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Count {
+pub(in crate::local) struct Count {
     /// The start of the hour, in seconds.
-    pub(super) hour: i64,
-    pub(super) session: String,
-    pub(super) kind: Kind,
-    pub(super) count: u64,
+    pub(in crate::local) hour: i64,
+    pub(in crate::local) session: String,
+    pub(in crate::local) kind: Kind,
+    pub(in crate::local) count: u64,
 }
 
 /// Something that was done with a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Deed {
-    pub(super) time: Timestamp,
-    pub(super) event: String,
-    pub(super) path: TinkerPath,
+pub(in crate::local) struct Deed {
+    pub(in crate::local) time: Timestamp,
+    pub(in crate::local) event: String,
+    pub(in crate::local) path: TinkerPath,
 }
 
 /// The ledger as it is written down.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Page {
+pub(in crate::local) struct Page {
     counts: Vec<Count>,
     deeds: Vec<Deed>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(in crate::local) struct Ledger {
     books: Mutex<Books>,
 }
 
@@ -63,7 +63,7 @@ struct Books {
 
 impl Ledger {
     /// Goes on from what was written down.
-    pub(super) fn new(pages: impl Iterator<Item = Page>) -> Self {
+    pub(in crate::local) fn new(pages: impl Iterator<Item = Page>) -> Self {
         let mut books = Books::default();
         for page in pages {
             for Count {
@@ -83,7 +83,7 @@ impl Ledger {
     }
 
     /// Counts usage.
-    pub(super) fn count(&self, now: Timestamp, session: &str, kind: Kind, count: u64) {
+    pub(in crate::local) fn count(&self, now: Timestamp, session: &str, kind: Kind, count: u64) {
         let hour = now.as_second() - now.as_second().rem_euclid(3600);
         let mut books = self.lock();
         let key = (hour, session.to_owned(), kind);
@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Notes a deed.
-    pub(super) fn note(&self, now: Timestamp, event: &str, path: &TinkerPath) {
+    pub(in crate::local) fn note(&self, now: Timestamp, event: &str, path: &TinkerPath) {
         let mut books = self.lock();
         if books.deeds.len() >= DEEDS {
             books.deeds.drain(..DEEDS / 10);
@@ -106,7 +106,7 @@ impl Ledger {
     }
 
     /// The counts of the hours from the first time up to the second.
-    pub(super) fn counts(&self, from: Timestamp, to: Timestamp) -> Vec<Count> {
+    pub(in crate::local) fn counts(&self, from: Timestamp, to: Timestamp) -> Vec<Count> {
         let hours = from.as_second()..to.as_second();
         let books = self.lock();
         let wanted = books
@@ -116,12 +116,12 @@ impl Ledger {
         wanted.map(count).collect()
     }
 
-    pub(super) fn deeds(&self) -> Vec<Deed> {
+    pub(in crate::local) fn deeds(&self) -> Vec<Deed> {
         self.lock().deeds.clone()
     }
 
     /// What to write down; `None` if nothing happened since the last time.
-    pub(super) fn changed(&self) -> Option<Page> {
+    pub(in crate::local) fn changed(&self) -> Option<Page> {
         let mut books = self.lock();
         if !std::mem::take(&mut books.changed) {
             return None;

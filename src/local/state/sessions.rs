@@ -7,33 +7,33 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::http::Refusal;
+use crate::local::http::Refusal;
 use crate::types::{SessionStatus, Timestamp};
 
 /// What is known about a session; also what survives a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Session {
-    pub(super) id: String,
-    pub(super) created_at: Timestamp,
+pub(in crate::local) struct Session {
+    pub(in crate::local) id: String,
+    pub(in crate::local) created_at: Timestamp,
     #[serde(default)]
-    pub(super) tags: Vec<String>,
+    pub(in crate::local) tags: Vec<String>,
     #[serde(default)]
-    pub(super) user_metadata: Map<String, Value>,
+    pub(in crate::local) user_metadata: Map<String, Value>,
     #[serde(default)]
-    pub(super) project_id: Option<String>,
+    pub(in crate::local) project_id: Option<String>,
     #[serde(default)]
-    pub(super) display_name: Option<String>,
-    pub(super) status: SessionStatus,
+    pub(in crate::local) display_name: Option<String>,
+    pub(in crate::local) status: SessionStatus,
     /// Models by their number in the session.
     #[serde(default)]
-    pub(super) models: BTreeMap<u64, String>,
+    pub(in crate::local) models: BTreeMap<u64, String>,
     /// Sampling sessions by theirs.
     #[serde(default)]
-    pub(super) samplers: BTreeMap<u64, String>,
+    pub(in crate::local) samplers: BTreeMap<u64, String>,
 }
 
 #[derive(Debug)]
-pub(super) struct Sessions {
+pub(in crate::local) struct Sessions {
     timeout: Duration,
     all: Mutex<BTreeMap<String, Live>>,
 }
@@ -46,7 +46,7 @@ struct Live {
 
 impl Sessions {
     /// Starts with the sessions of an earlier process; those still active then are over.
-    pub(super) fn new(timeout: Duration, earlier: Vec<Session>) -> Self {
+    pub(in crate::local) fn new(timeout: Duration, earlier: Vec<Session>) -> Self {
         let now = Instant::now();
         let all = earlier
             .into_iter()
@@ -69,11 +69,11 @@ impl Sessions {
         }
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(in crate::local) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    pub(super) fn add(&self, session: Session) {
+    pub(in crate::local) fn add(&self, session: Session) {
         let live = Live {
             last_seen: Instant::now(),
             session,
@@ -82,12 +82,12 @@ impl Sessions {
     }
 
     /// Notes a sign of life.
-    pub(super) fn touch(&self, id: &str) -> Result<(), Refusal> {
+    pub(in crate::local) fn touch(&self, id: &str) -> Result<(), Refusal> {
         self.with_active(id, |_| ())
     }
 
     /// Works on an active session, which counts as a sign of life; 410 once it has ended.
-    pub(super) fn with_active<T>(
+    pub(in crate::local) fn with_active<T>(
         &self,
         id: &str,
         work: impl FnOnce(&mut Session) -> T,
@@ -102,7 +102,7 @@ impl Sessions {
     }
 
     /// Ends a session; the first reason stays. Gives back the session if this ended it.
-    pub(super) fn finish(
+    pub(in crate::local) fn finish(
         &self,
         id: &str,
         status: SessionStatus,
@@ -117,7 +117,7 @@ impl Sessions {
     }
 
     /// Ends the sessions that have been silent too long, and gives them back.
-    pub(super) fn expire(&self, now: Instant) -> Vec<Session> {
+    pub(in crate::local) fn expire(&self, now: Instant) -> Vec<Session> {
         let mut all = self.lock();
         let silent = all.values_mut().filter(|live| {
             live.session.status == SessionStatus::Active
@@ -133,14 +133,14 @@ impl Sessions {
             .collect()
     }
 
-    pub(super) fn get(&self, id: &str) -> Result<Session, Refusal> {
+    pub(in crate::local) fn get(&self, id: &str) -> Result<Session, Refusal> {
         let all = self.lock();
         let live = all.get(id).ok_or_else(|| unknown(id))?;
         Ok(live.session.clone())
     }
 
     /// Changes the record of a session, ended or not.
-    pub(super) fn edit(
+    pub(in crate::local) fn edit(
         &self,
         id: &str,
         change: impl FnOnce(&mut Session),
@@ -152,7 +152,7 @@ impl Sessions {
     }
 
     /// Every session, newest first.
-    pub(super) fn list(&self) -> Vec<Session> {
+    pub(in crate::local) fn list(&self) -> Vec<Session> {
         let mut list: Vec<Session> = self
             .lock()
             .values()

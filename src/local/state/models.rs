@@ -5,27 +5,27 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::engine::Trainer;
-use super::futures::Outcome;
-use super::http::Refusal;
-use super::jobs::{self, Work};
-use super::sequence::{Admission, Sequence};
-use super::service::Service;
+use crate::local::api::service::Service;
+use crate::local::engine::Trainer;
+use crate::local::http::Refusal;
+use crate::local::state::futures::Outcome;
+use crate::local::state::sequence::{Admission, Sequence};
+use crate::local::work::jobs::{self, Work};
 use crate::types::LoraConfig;
 
 /// The models alive now, by id.
 #[derive(Debug, Default)]
-pub(super) struct Models {
+pub(in crate::local) struct Models {
     live: Mutex<HashMap<String, Arc<Model>>>,
 }
 
 /// A model in training.
 #[derive(Debug)]
-pub(super) struct Model {
-    pub(super) id: String,
-    pub(super) session_id: String,
-    pub(super) base_model: String,
-    pub(super) lora: LoraConfig,
+pub(in crate::local) struct Model {
+    pub(in crate::local) id: String,
+    pub(in crate::local) session_id: String,
+    pub(in crate::local) base_model: String,
+    pub(in crate::local) lora: LoraConfig,
     queue: Mutex<Queue>,
     /// Only the task that runs the queue's front uses it; `None` until the model is created.
     trainer: Mutex<Option<Trainer>>,
@@ -41,27 +41,27 @@ struct Queue {
 
 /// A request that was accepted.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) request_id: String,
+pub(in crate::local) struct Job {
+    pub(in crate::local) request_id: String,
     /// The endpoint it came by, which latencies are set for.
-    pub(super) endpoint: &'static str,
-    pub(super) work: Work,
+    pub(in crate::local) endpoint: &'static str,
+    pub(in crate::local) work: Work,
 }
 
 impl Models {
-    pub(super) fn get(&self, id: &str) -> Result<Arc<Model>, Refusal> {
+    pub(in crate::local) fn get(&self, id: &str) -> Result<Arc<Model>, Refusal> {
         self.lock()
             .get(id)
             .cloned()
             .ok_or_else(|| Refusal::missing(format!("no such model: {id}")))
     }
 
-    pub(super) fn add(&self, model: Arc<Model>) {
+    pub(in crate::local) fn add(&self, model: Arc<Model>) {
         self.lock().insert(model.id.clone(), model);
     }
 
     /// Takes a model out; what its queue already runs ends by itself.
-    pub(super) fn remove(&self, id: &str) -> Option<Arc<Model>> {
+    pub(in crate::local) fn remove(&self, id: &str) -> Option<Arc<Model>> {
         self.lock().remove(id)
     }
 
@@ -71,7 +71,7 @@ impl Models {
 }
 
 impl Model {
-    pub(super) fn new(
+    pub(in crate::local) fn new(
         id: String,
         session_id: String,
         base_model: String,
@@ -88,7 +88,7 @@ impl Model {
     }
 
     /// Takes a numbered request in and gives back its id: always the same for the same number.
-    pub(super) fn submit(
+    pub(in crate::local) fn submit(
         self: &Arc<Self>,
         service: &Arc<Service>,
         number: Option<u64>,
@@ -139,14 +139,14 @@ impl Model {
     }
 
     /// Runs work before everything else: how the model comes to be.
-    pub(super) fn begin(self: &Arc<Self>, service: &Arc<Service>, job: Job) {
+    pub(in crate::local) fn begin(self: &Arc<Self>, service: &Arc<Service>, job: Job) {
         let mut queue = self.lock();
         queue.ready.push_front(job);
         self.schedule(service, &mut queue);
     }
 
     /// Fails whatever still waits for lower numbers.
-    pub(super) fn abandon(&self, service: &Service, reason: &str) {
+    pub(in crate::local) fn abandon(&self, service: &Service, reason: &str) {
         for job in self.lock().sequence.drain() {
             let outcome = Outcome::refused(reason);
             service.futures.finish(&job.request_id, outcome);

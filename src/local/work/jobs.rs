@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::catalogue::{Checkpoint, Run};
-use super::convert;
-use super::engine::{Adapter, LoraSpec, Restore, Trainer};
-use super::futures::Outcome;
-use super::ledger::Kind;
-use super::losses;
-use super::models::Model;
-use super::samplers::Sampler;
-use super::service::Service;
 use crate::error::{Error, Result};
+use crate::local::api::service::Service;
+use crate::local::engine::{Adapter, LoraSpec, Restore, Trainer};
+use crate::local::state::catalogue::{Checkpoint, Run};
+use crate::local::state::futures::Outcome;
+use crate::local::state::ledger::Kind;
+use crate::local::state::models::Model;
+use crate::local::state::samplers::Sampler;
+use crate::local::work::convert;
+use crate::local::work::losses;
 use crate::types::{
     CheckpointKind, Datum, LoraConfig, Loss, LossFn, OptimizerParams, Timestamp, TinkerPath,
 };
@@ -27,7 +27,7 @@ const NAME: usize = 128;
 
 /// One piece of work for a model.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(in crate::local) enum Work {
     Create {
         user_metadata: Option<Map<String, Value>>,
     },
@@ -66,7 +66,7 @@ impl Work {
     ///
     /// Coarse on purpose: a repeated submission may encode its maps in another order, and a
     /// repeated snapshot draws a new number for its sampling session.
-    pub(super) fn signature(&self) -> String {
+    pub(in crate::local) fn signature(&self) -> String {
         match self {
             Self::Pass {
                 data,
@@ -88,13 +88,13 @@ impl Work {
 }
 
 /// The time now, as precise as the service writes it.
-pub(super) fn now() -> Timestamp {
+pub(in crate::local) fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
 }
 
 /// Does one piece of work. Whatever is refused leaves the model as it was.
-pub(super) fn run(
+pub(in crate::local) fn run(
     service: &Arc<Service>,
     model: &Model,
     trainer: &mut Option<Trainer>,
@@ -126,7 +126,7 @@ pub(super) fn run(
 }
 
 /// A refused value is the caller's fault, everything else ours.
-pub(super) fn refusal(error: &Error) -> Outcome {
+pub(in crate::local) fn refusal(error: &Error) -> Outcome {
     match error {
         Error::Invalid(_) => Outcome::refused(error.to_string()),
         _ => {
@@ -260,7 +260,7 @@ fn add_run(
 }
 
 /// The adapter a request asks for. Without a seed every model starts from the same numbers.
-pub(super) fn spec(lora: &LoraConfig) -> LoraSpec {
+pub(in crate::local) fn spec(lora: &LoraConfig) -> LoraSpec {
     LoraSpec {
         rank: lora.rank as usize,
         seed: lora.seed.unwrap_or(0).cast_unsigned(),
@@ -309,7 +309,11 @@ fn pass(
 }
 
 /// The path of a new checkpoint, if it can be called that.
-pub(super) fn checkpoint_path(run: &str, kind: CheckpointKind, name: &str) -> Result<TinkerPath> {
+pub(in crate::local) fn checkpoint_path(
+    run: &str,
+    kind: CheckpointKind,
+    name: &str,
+) -> Result<TinkerPath> {
     if name.is_empty() || name.len() > NAME || name.chars().any(|c| c == '/' || c.is_control()) {
         let problem = format!("must be 1 to {NAME} bytes without `/`, got {name:?}");
         return Err(Error::invalid("path", problem));
@@ -318,7 +322,7 @@ pub(super) fn checkpoint_path(run: &str, kind: CheckpointKind, name: &str) -> Re
 }
 
 /// When a checkpoint with this life expires.
-pub(super) fn expiry(ttl_seconds: Option<u64>) -> Result<Option<Timestamp>> {
+pub(in crate::local) fn expiry(ttl_seconds: Option<u64>) -> Result<Option<Timestamp>> {
     let Some(ttl) = ttl_seconds else {
         return Ok(None);
     };
@@ -383,7 +387,11 @@ fn save(
 }
 
 /// Reads a checkpoint back; one that turns out damaged is set aside.
-pub(super) fn restore(service: &Service, path: &TinkerPath, optimizer: bool) -> Result<Trainer> {
+pub(in crate::local) fn restore(
+    service: &Service,
+    path: &TinkerPath,
+    optimizer: bool,
+) -> Result<Trainer> {
     let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
     let checkpoint = service.catalogue.checkpoint(path).ok_or_else(missing)?;
     if optimizer && path.kind() != CheckpointKind::Training {

@@ -12,23 +12,23 @@ const SPANS: usize = 50_000;
 
 /// One request's time at work.
 #[derive(Debug, Clone)]
-pub(super) struct Span {
-    pub(super) session: String,
+pub(in crate::local) struct Span {
+    pub(in crate::local) session: String,
     /// The model or sampler that worked.
-    pub(super) lane: String,
-    pub(super) name: &'static str,
-    pub(super) request_id: String,
-    pub(super) start: Timestamp,
-    pub(super) end: Timestamp,
+    pub(in crate::local) lane: String,
+    pub(in crate::local) name: &'static str,
+    pub(in crate::local) request_id: String,
+    pub(in crate::local) start: Timestamp,
+    pub(in crate::local) end: Timestamp,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Traces {
+pub(in crate::local) struct Traces {
     spans: Mutex<VecDeque<Span>>,
 }
 
 impl Traces {
-    pub(super) fn add(&self, span: Span) {
+    pub(in crate::local) fn add(&self, span: Span) {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         if spans.len() == SPANS {
             spans.pop_front();
@@ -37,7 +37,7 @@ impl Traces {
     }
 
     /// A session's spans in the trace format browsers and Perfetto read.
-    pub(super) fn export(&self, session: &str) -> Value {
+    pub(in crate::local) fn export(&self, session: &str) -> Value {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let events: Vec<Value> = spans
             .iter()

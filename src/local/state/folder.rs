@@ -26,7 +26,7 @@ struct Marker {
 
 /// A data folder that is this server's alone.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(in crate::local) struct Folder {
     root: PathBuf,
     temporary: bool,
     /// The marker, locked as long as this server uses the folder; the system lets go of it after
@@ -40,7 +40,7 @@ impl Folder {
     /// # Errors
     ///
     /// If the folder holds files and no marker, belongs to a newer version, or is in use.
-    pub(super) fn open(folder: Option<PathBuf>) -> Result<Self> {
+    pub(in crate::local) fn open(folder: Option<PathBuf>) -> Result<Self> {
         let temporary = folder.is_none();
         let root = folder.unwrap_or_else(|| {
             sweep_temporary(&std::env::temp_dir());
@@ -90,7 +90,7 @@ impl Folder {
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::local) fn path(&self) -> &Path {
         &self.root
     }
 }

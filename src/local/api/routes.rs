@@ -2,12 +2,12 @@
 
 use hyper::Method;
 
-use super::http::Refusal;
+use crate::local::http::Refusal;
 use crate::wire::route as wire;
 
 /// What a path and a method ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Route {
+pub(in crate::local) enum Route {
     Healthz,
     Capabilities,
     ClientConfig,
@@ -67,7 +67,7 @@ pub(super) enum Route {
 
 impl Route {
     /// Whether the endpoint accepts work and answers with a future.
-    pub(super) fn makes_future(self) -> bool {
+    pub(in crate::local) fn makes_future(self) -> bool {
         matches!(
             self,
             Self::CreateModel
@@ -85,7 +85,7 @@ impl Route {
     }
 
     /// Whether the handler reads or writes files, or decodes much.
-    pub(super) fn is_heavy(self) -> bool {
+    pub(in crate::local) fn is_heavy(self) -> bool {
         matches!(
             self,
             Self::CreateSession
@@ -196,15 +196,15 @@ fn table() -> impl Iterator<Item = (&'static str, wire::Method, &'static str, Ro
 
 /// A route with the segments its path carries.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) route: Route,
+pub(in crate::local) struct Found {
+    pub(in crate::local) route: Route,
     /// The template of its path: what faults and latencies are keyed by.
-    pub(super) endpoint: &'static str,
-    pub(super) segments: Vec<String>,
+    pub(in crate::local) endpoint: &'static str,
+    pub(in crate::local) segments: Vec<String>,
 }
 
 /// Finds the route of a request; 404 and 405 as HTTP has them.
-pub(super) fn find(method: &Method, path: &str) -> Result<Found, Refusal> {
+pub(in crate::local) fn find(method: &Method, path: &str) -> Result<Found, Refusal> {
     let mut known_path = false;
     for (prefix, wanted, pattern, route) in table() {
         let Some(rest) = path.strip_prefix(prefix) else {
@@ -231,7 +231,7 @@ pub(super) fn find(method: &Method, path: &str) -> Result<Found, Refusal> {
 }
 
 /// Whether this is the path of a route, as faults and latencies name it.
-pub(super) fn is_endpoint(name: &str) -> bool {
+pub(in crate::local) fn is_endpoint(name: &str) -> bool {
     table().any(|(_, _, template, _)| template == name)
 }
 
@@ -251,7 +251,7 @@ fn matched(pattern: &str, path: &str) -> Option<Vec<String>> {
 }
 
 /// Undoes `%3A` and its like; what does not decode is taken as it stands.
-pub(super) fn percent_decode(text: &str) -> String {
+pub(in crate::local) fn percent_decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -275,7 +275,7 @@ pub(super) fn percent_decode(text: &str) -> String {
 }
 
 /// The value of a query parameter, form-decoded.
-pub(super) fn query<'q>(query: &'q str, name: &str) -> Option<String> {
+pub(in crate::local) fn query<'q>(query: &'q str, name: &str) -> Option<String> {
     query
         .split('&')
         .filter_map(|pair: &'q str| pair.split_once('='))

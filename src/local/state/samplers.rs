@@ -4,32 +4,32 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::convert;
-use super::engine::{self, Adapter, Listener};
-use super::futures::{Futures, Outcome};
-use super::http::Refusal;
-use super::jobs;
-use super::ledger::Kind;
-use super::service::Service;
 use crate::error::Result;
+use crate::local::api::service::Service;
+use crate::local::engine::{self, Adapter, Listener};
+use crate::local::http::Refusal;
+use crate::local::state::futures::{Futures, Outcome};
+use crate::local::state::ledger::Kind;
+use crate::local::work::convert;
+use crate::local::work::jobs;
 use crate::types::{Timestamp, TinkerPath};
 use crate::wire::sample::encode_sample;
 
 /// A sampling session.
 #[derive(Debug)]
-pub(super) struct Sampler {
-    pub(super) id: String,
-    pub(super) session_id: String,
-    pub(super) base_model: String,
-    pub(super) model_path: Option<TinkerPath>,
+pub(in crate::local) struct Sampler {
+    pub(in crate::local) id: String,
+    pub(in crate::local) session_id: String,
+    pub(in crate::local) base_model: String,
+    pub(in crate::local) model_path: Option<TinkerPath>,
     /// The weights as they were when the session began; `None` samples from the base.
-    pub(super) adapter: Option<Arc<Adapter>>,
+    pub(in crate::local) adapter: Option<Arc<Adapter>>,
     /// How many clients share the session, the first one included.
     clients: AtomicU64,
 }
 
 impl Sampler {
-    pub(super) fn new(
+    pub(in crate::local) fn new(
         id: String,
         session_id: String,
         base_model: String,
@@ -47,14 +47,14 @@ impl Sampler {
     }
 
     /// The number of one more client.
-    pub(super) fn join(&self) -> u64 {
+    pub(in crate::local) fn join(&self) -> u64 {
         self.clients.fetch_add(1, Ordering::Relaxed)
     }
 }
 
 /// The sampling sessions alive now.
 #[derive(Debug, Default)]
-pub(super) struct Samplers {
+pub(in crate::local) struct Samplers {
     live: Mutex<HashMap<String, Arc<Sampler>>>,
     /// Adapters read from checkpoints, as long as somebody uses them.
     loaded: Mutex<HashMap<TinkerPath, Weak<Adapter>>>,
@@ -62,19 +62,19 @@ pub(super) struct Samplers {
 }
 
 impl Samplers {
-    pub(super) fn get(&self, id: &str) -> Result<Arc<Sampler>, Refusal> {
+    pub(in crate::local) fn get(&self, id: &str) -> Result<Arc<Sampler>, Refusal> {
         self.lock()
             .get(id)
             .cloned()
             .ok_or_else(|| Refusal::missing(format!("no such sampling session: {id}")))
     }
 
-    pub(super) fn add(&self, sampler: Sampler) {
+    pub(in crate::local) fn add(&self, sampler: Sampler) {
         self.lock().insert(sampler.id.clone(), Arc::new(sampler));
     }
 
     /// Ends a session's samplers; samples under way are finished.
-    pub(super) fn remove_session(&self, session_id: &str, futures: &Futures) {
+    pub(in crate::local) fn remove_session(&self, session_id: &str, futures: &Futures) {
         self.lock().retain(|id, sampler| {
             let over = sampler.session_id == session_id;
             if over {
@@ -84,12 +84,16 @@ impl Samplers {
         });
     }
 
-    pub(super) fn pending(&self) -> usize {
+    pub(in crate::local) fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
     }
 
     /// The adapter of a checkpoint, shared by all who sample from it.
-    pub(super) fn load(&self, service: &Service, path: &TinkerPath) -> Result<Arc<Adapter>> {
+    pub(in crate::local) fn load(
+        &self,
+        service: &Service,
+        path: &TinkerPath,
+    ) -> Result<Arc<Adapter>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(adapter) = loaded.get(path).and_then(Weak::upgrade) {
             return Ok(adapter);
@@ -101,7 +105,7 @@ impl Samplers {
     }
 
     /// Forgets what was read from a checkpoint that has changed.
-    pub(super) fn forget(&self, path: &TinkerPath) {
+    pub(in crate::local) fn forget(&self, path: &TinkerPath) {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.remove(path);
     }
@@ -112,7 +116,7 @@ impl Samplers {
 }
 
 /// Queues one sampling request.
-pub(super) fn submit(
+pub(in crate::local) fn submit(
     service: &Arc<Service>,
     sampler: Arc<Sampler>,
     request_id: String,
@@ -192,7 +196,7 @@ impl Drop for Sample {
 }
 
 /// Writes the tokens that were read and sampled into the ledger.
-pub(super) fn count(
+pub(in crate::local) fn count(
     service: &Service,
     sampler: &Sampler,
     request: &engine::SampleRequest,
