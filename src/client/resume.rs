@@ -1,12 +1,11 @@
 //! Going on from a checkpoint.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::service::{ServiceClient, TrainingOptions, run_future};
+use super::service::{ServiceClient, TrainingOptions};
 use super::train_ops::checked_path;
 use super::training::TrainingClient;
 use crate::config::Secret;
@@ -202,7 +201,7 @@ fn resume_in_one(
     options: &ResumeOptions,
 ) -> Result<TrainingClient> {
     let core = &session.core;
-    let number = core.models.fetch_add(1, Ordering::Relaxed);
+    let number = session.next_model();
     let mut request =
         LoadWeightsRequest::new_model(core.session_id.as_str(), number, path, optimizer);
     request.base_model = options.base_model.as_deref().map(Into::into);
@@ -210,8 +209,9 @@ fn resume_in_one(
     let token = options.weights_access_token.as_ref();
     request.weights_access_token = token.map(|token| token.expose().into());
     let body = to_json(&request)?;
-    let _: LoadWeightsResponse =
-        run_future(session, &route::LOAD_WEIGHTS, "LoadWeights", &body)?.join()?;
+    let _: LoadWeightsResponse = session
+        .run(&route::LOAD_WEIGHTS, "LoadWeights", &body)?
+        .join()?;
     let model_id = format!("{}:train:{number}", core.session_id);
     TrainingClient::start(session.clone(), model_id, 1)
 }

@@ -100,8 +100,7 @@ impl SamplingClient {
         record_stability_info: bool,
         is_clone: bool,
     ) -> Self {
-        let core = session.core.clone();
-        let sampler = Sampler::new(core, sampling_session_id, record_stability_info, is_clone);
+        let sampler = session.sampler(sampling_session_id, record_stability_info, is_clone);
         Self {
             inner: Arc::new(Inner { sampler, session }),
         }
@@ -142,7 +141,7 @@ impl SamplingClient {
         prompt: &ModelInput,
         options: impl Into<SampleOptions>,
     ) -> Result<Pending<SampleResponse>> {
-        let retries = !self.inner.sampler.core.client_config.sample_no_retries;
+        let retries = !self.inner.session.core.client_config.sample_no_retries;
         self.submit(prompt.clone(), options.into(), retries)
     }
 
@@ -252,7 +251,7 @@ impl SamplingClient {
     pub fn sampler_handle(&self) -> Result<String> {
         let core = &self.inner.session.core;
         let mut holder = Holder::new(core.link.transport().base_url());
-        holder.client_config = core.client_config.clone();
+        holder.client_config = (*core.client_config).clone();
         holder.client_dynamic_config = lock(&core.dynamic).clone();
         SamplerHandle {
             session_id: core.session_id.clone(),
@@ -271,9 +270,7 @@ impl SamplingClient {
     ) -> Result<Pending<SampleResponse>> {
         let keep = self.inner.clone();
         let inner = &self.inner;
-        inner
-            .sampler
-            .submit(&inner.session, keep, prompt, options, retries)
+        inner.sampler.submit(keep, prompt, options, retries)
     }
 }
 

@@ -2,10 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::sampling::{SamplerSource, SamplingClient};
@@ -14,19 +11,16 @@ use crate::config::Config;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
-use crate::runtime::futures::{Accepted, Watch};
-use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::runtime::session::{Opened, Session, fetch_dynamic};
 use crate::runtime::stop::Stop;
-use crate::runtime::training::{Queue, training_result};
 use crate::transport::Transport;
 use crate::types::{
     ClientConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
-use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply, FutureReply, decode_json};
+use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply};
 use crate::wire::request::{CreateModelRequest, CreateSamplingSessionRequest, to_json};
-use crate::wire::route::{self, Route};
+use crate::wire::route;
 
 /// The way in: makes training and sampling clients and knows the account.
 ///
@@ -172,14 +166,15 @@ impl ServiceClient {
         let core = &session.core;
         let body = to_json(&CreateModelRequest {
             session_id: core.session_id.as_str().into(),
-            model_seq_id: core.models.fetch_add(1, Ordering::Relaxed),
+            model_seq_id: session.next_model(),
             base_model: base_model.into(),
             user_metadata: options.metadata.as_ref().map(std::borrow::Cow::Borrowed),
             lora_config: Some(std::borrow::Cow::Borrowed(&options.lora)),
             optimizer_config: std::borrow::Cow::Borrowed(&options.optimizer),
         })?;
-        let reply: CreateModelReply =
-            run_future(session, &route::CREATE_MODEL, "CreateModel", &body)?.join()?;
+        let reply: CreateModelReply = session
+            .run(&route::CREATE_MODEL, "CreateModel", &body)?
+            .join()?;
         Ok(reply.model_id)
     }
 
@@ -374,39 +369,6 @@ impl TrainingOptions {
     }
 }
 
-/// Calls an endpoint that answers with a future and starts to wait for its JSON result.
-pub(super) fn run_future<T: DeserializeOwned + Send + 'static>(
-    session: &Arc<Session>,
-    route: &'static Route,
-    request_type: &'static str,
-    body: &[u8],
-) -> Result<Pending<T>> {
-    session.check_open()?;
-    let started = Instant::now();
-    let reply: FutureReply = session.core.link.json(route, body)?;
-    let status = Status::new(route.template);
-    status.accepted(&reply.request_id);
-    let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, session.clone());
-    let accepted = Accepted {
-        request_id: reply.request_id,
-        request_type,
-        binary: false,
-        roundtrip: started.elapsed(),
-    };
-    let decode = Arc::new(|_: Option<&str>, body: Vec<u8>| decode_json(&body));
-    Watch::new(
-        session.core.clone(),
-        accepted,
-        status,
-        decode,
-        move |outcome| {
-            promise.resolve(training_result(outcome));
-        },
-    )
-    .start();
-    Ok(pending)
-}
-
 /// Opens a sampling session.
 pub(super) fn open_sampler(
     session: &Arc<Session>,
@@ -416,7 +378,7 @@ pub(super) fn open_sampler(
     let core = &session.core;
     let body = to_json(&CreateSamplingSessionRequest {
         session_id: core.session_id.as_str().into(),
-        sampling_session_seq_id: core.samplers.fetch_add(1, Ordering::Relaxed),
+        sampling_session_seq_id: session.next_sampler(),
         base_model: source.base_model.as_deref().map(Into::into),
         model_path: source.model_path.as_deref().map(Into::into),
     })?;
@@ -433,6 +395,7 @@ pub(super) fn open_sampler(
 impl TrainingClient {
     /// Starts the queue of a model whose next request has number `next`.
     pub(super) fn start(session: Arc<Session>, model_id: String, next: i32) -> Result<Self> {
-        Ok(Self::new(Queue::start(session, model_id, next)?))
+        let queue = session.start_queue(model_id, next)?;
+        Ok(Self::new(queue, session))
     }
 }

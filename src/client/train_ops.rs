@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -192,15 +191,15 @@ impl TrainingClient {
     /// not kept: when the session ends they are gone.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
         let model_id = self.model_id().to_owned();
-        let session = self.queue.session();
-        let core = session.core.clone();
+        let session = &self.session;
+        let numbers = session.counters.clone();
         let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
         let saved: SaveWeightsForSamplerResponse = self
             .submit(route, "SaveWeightsForSampler", move |number| {
                 to_json(&SaveWeightsForSamplerRequest {
                     model_id: model_id.into(),
                     path: None,
-                    sampling_session_seq_id: Some(core.samplers.fetch_add(1, Ordering::Relaxed)),
+                    sampling_session_seq_id: Some(numbers.next_sampler()),
                     seq_id: seq(number),
                     ttl_seconds: None,
                     user_metadata: None,
@@ -230,7 +229,7 @@ impl TrainingClient {
     pub fn create_sampling_client(&self, model_path: &str) -> Result<SamplingClient> {
         let source = SamplerSource::model_path(model_path);
         source.validate()?;
-        open_sampler(self.queue.session(), &source)
+        open_sampler(&self.session, &source)
     }
 
     /// Loads saved weights into this model; the optimiser starts afresh.
@@ -280,9 +279,9 @@ impl TrainingClient {
         let body = to_json(&UnloadModelRequest {
             model_id: self.model_id().into(),
         })?;
-        let session = self.queue.session();
         let route = &route::UNLOAD_MODEL;
-        super::service::run_future::<serde_json::Value>(session, route, "UnloadModel", &body)?
+        self.session
+            .run::<serde_json::Value>(route, "UnloadModel", &body)?
             .join()?;
         Ok(())
     }
@@ -293,8 +292,8 @@ impl TrainingClient {
         let body = to_json(&GetInfoRequest {
             model_id: self.model_id().into(),
         })?;
-        self.queue.session().check_open()?;
-        self.queue.session().core.link.json(&route::GET_INFO, &body)
+        self.session.check_open()?;
+        self.session.core.link.json(&route::GET_INFO, &body)
     }
 
     /// The model's tokenizer.

@@ -9,6 +9,7 @@ use super::train_ops::seq;
 use crate::error::{Context, Error, Result};
 use crate::loss::{self, CustomLoss, LossGraph};
 use crate::runtime::pending::{Pending, Status};
+use crate::runtime::session::Session;
 use crate::runtime::training::{
     Call, ChunkOutput, ChunkSender, Forward, Gate, Gather, Operation, Queue, Single,
 };
@@ -16,8 +17,8 @@ use crate::types::{
     Datum, ForwardBackwardOutput, Loss, LossFn, OptimStepResponse, OptimizerParams, TensorData,
     console,
 };
-use crate::wire::reply::{CreateCustomLossReply, decode_json};
-use crate::wire::request::{CreateCustomLossRequest, OptimStepRequest, to_json};
+use crate::wire::reply::decode_json;
+use crate::wire::request::{OptimStepRequest, to_json};
 use crate::wire::route;
 
 /// One model in training.
@@ -38,11 +39,12 @@ use crate::wire::route;
 #[derive(Clone)]
 pub struct TrainingClient {
     pub(super) queue: Arc<Queue>,
+    pub(super) session: Arc<Session>,
 }
 
 impl TrainingClient {
-    pub(super) fn new(queue: Arc<Queue>) -> Self {
-        Self { queue }
+    pub(super) fn new(queue: Arc<Queue>, session: Arc<Session>) -> Self {
+        Self { queue, session }
     }
 
     /// Computes the loss and its gradients, which accumulate until [`optim_step`](Self::optim_step).
@@ -213,11 +215,7 @@ impl TrainingClient {
     }
 
     fn runs_losses(&self) -> bool {
-        self.queue
-            .session()
-            .core
-            .client_config
-            .custom_loss_server_side
+        self.session.core.client_config.custom_loss_server_side
     }
 
     /// Has the service run a formula. Each distinct graph is uploaded once per session.
@@ -226,31 +224,7 @@ impl TrainingClient {
         data: &[Datum],
         graph: &LossGraph,
     ) -> Result<Pending<ForwardBackwardOutput>> {
-        let session = self.queue.session();
-        let core = &session.core;
-        let key = String::from_utf8_lossy(&to_json(graph)?).into_owned();
-        let known = core.known_loss(&key);
-        let loss_id = match known {
-            Some(id) => id,
-            None => {
-                let number = core
-                    .losses
-                    .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let body = to_json(&CreateCustomLossRequest {
-                    session_id: core.session_id.as_str().into(),
-                    custom_loss_seq_id: number,
-                    name: graph.name.as_str().into(),
-                    inputs: graph.inputs.as_slice().into(),
-                    graph: std::borrow::Cow::Borrowed(&graph.graph),
-                })?;
-                let route = &route::CREATE_CUSTOM_LOSS;
-                let reply: CreateCustomLossReply =
-                    super::service::run_future(session, route, "CreateCustomLoss", &body)?
-                        .join()?;
-                core.learn_loss(key, reply.loss_id.clone());
-                reply.loss_id
-            }
-        };
+        let loss_id = self.session.upload_loss(graph)?;
         self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id))
     }
 

@@ -17,8 +17,14 @@ impl Stop {
     }
 
     pub(crate) fn set(&self) {
-        *lock(&self.0.0) = true;
+        self.set_first();
+    }
+
+    /// Sets the flag; whether it was not set before.
+    pub(crate) fn set_first(&self) -> bool {
+        let before = std::mem::replace(&mut *lock(&self.0.0), true);
         self.0.1.notify_all();
+        !before
     }
 
     /// Waits until the flag is set or the time is up; `None` waits for the flag alone.

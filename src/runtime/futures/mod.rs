@@ -2,7 +2,9 @@
 
 mod machine;
 mod poller;
+mod results;
 mod watch;
 
 pub(crate) use self::poller::Poller;
+pub(crate) use self::results::{Failure, Results};
 pub(crate) use self::watch::{Accepted, Decode, Outcome, Watch};

@@ -6,9 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::results::Results;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{AttemptError, BILLING_PAUSE};
-use crate::runtime::core::Core;
+use crate::runtime::threads::Background;
 use crate::sync::lock;
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
@@ -126,7 +127,8 @@ impl Machine {
 impl Poller {
     /// Starts the poller's thread.
     pub(crate) fn start(
-        core: &Arc<Core>,
+        results: &Arc<Results>,
+        background: &Background,
         sampling_session_id: &str,
         clone_id: u64,
     ) -> Result<Self> {
@@ -136,9 +138,8 @@ impl Poller {
             state: Mutex::default(),
             changed: Condvar::new(),
         }));
-        let (shared, waker) = (poller.0.clone(), poller.0.clone());
-        core.on_stop(move || waker.changed.notify_all());
-        Core::spawn(core, "tinker-poll", move |core| shared.run(core))?;
+        let (shared, results) = (poller.0.clone(), results.clone());
+        background.spawn("tinker-poll", move || shared.run(&results))?;
         Ok(poller)
     }
 
@@ -169,6 +170,10 @@ impl Poller {
         self.0.changed.notify_all();
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.0.state).closed
+    }
+
     /// Lets the thread end after its present poll; those who still wait are told.
     pub(crate) fn close(&self) {
         lock(&self.0.state).closed = true;
@@ -177,14 +182,14 @@ impl Poller {
 }
 
 impl Shared {
-    fn run(&self, core: &Core) {
-        let mut machine = Machine::new(core.patience());
-        while self.has_work(core) {
-            let answer = self.poll(core);
-            match machine.next(answer, core.link.clock().now()) {
+    fn run(&self, results: &Results) {
+        let mut machine = Machine::new(results.patience());
+        while self.has_work(results) {
+            let answer = self.poll(results);
+            match machine.next(answer, results.link.clock().now()) {
                 Verdict::Poll => {}
                 Verdict::Wait(delay) => {
-                    core.link.clock().pause(core.link.stop(), delay);
+                    results.link.clock().pause(results.link.stop(), delay);
                 }
                 Verdict::GiveUp(error) => self.fail(&error, false),
                 Verdict::Die(error) => return self.fail(&error, true),
@@ -194,8 +199,8 @@ impl Shared {
     }
 
     /// Waits until someone waits or there is something to report; false to end.
-    fn has_work(&self, core: &Core) -> bool {
-        let ends = |state: &State| state.closed || core.link.stop().is_set();
+    fn has_work(&self, results: &Results) -> bool {
+        let ends = |state: &State| state.closed || results.link.stop().is_set();
         let state = lock(&self.state);
         let state = self
             .changed
@@ -218,7 +223,7 @@ impl Shared {
         }
     }
 
-    fn poll(&self, core: &Core) -> Answer {
+    fn poll(&self, results: &Results) -> Answer {
         let (cursor, reported) = {
             let state = lock(&self.state);
             let reported: Vec<String> = state.fetched.iter().cloned().collect();
@@ -237,8 +242,8 @@ impl Shared {
         let outcome = body.map_err(AttemptError::Credentials).and_then(|body| {
             let request = Request::to(&RETRIEVE_FUTURES, RETRIEVE_FUTURES.fixed_path())
                 .with_body(Body::Json(&body))
-                .with_read_timeout(core.config.poll_timeout);
-            core.link.attempt(request)
+                .with_read_timeout(results.config.poll_timeout);
+            results.link.attempt(request)
         });
         match outcome {
             Ok(response) if response.is_success() => match self.take(&response, &reported) {
@@ -246,7 +251,7 @@ impl Shared {
                 Err(error) => Answer::Fault(error),
             },
             Ok(response) => Answer::Status {
-                paused: response.status() == 402 && core.link.billing_pause(),
+                paused: response.status() == 402 && results.link.billing_pause(),
                 error: error_from_response(&response, &label, SystemTime::now()),
             },
             Err(AttemptError::Fault(fault)) if fault.is_timeout() && fault.may_have_arrived() => {

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::machine::{Answer, Machine, Verdict};
+use super::results::{Failure, Results};
 use crate::config::Timeout;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::AttemptError;
-use crate::runtime::core::Core;
 use crate::runtime::pending::Status;
-use crate::runtime::session::Failure;
 use crate::runtime::threads::{BytesGuard, Crew};
 use crate::transport::retry::error_from_response;
 use crate::transport::{Body, Request, Response};
@@ -48,7 +47,7 @@ pub(crate) type Decode<T> = Arc<dyn Fn(Option<&str>, Vec<u8>) -> Result<T> + Sen
 
 /// One future being polled.
 pub(crate) struct Watch<T> {
-    core: Arc<Core>,
+    results: Arc<Results>,
     accepted: Accepted,
     status: Arc<Status>,
     decode: Decode<T>,
@@ -63,16 +62,16 @@ pub(crate) struct Watch<T> {
 
 impl<T: Send + 'static> Watch<T> {
     pub(crate) fn new(
-        core: Arc<Core>,
+        results: Arc<Results>,
         accepted: Accepted,
         status: Arc<Status>,
         decode: Decode<T>,
         done: impl FnOnce(Outcome<T>) + Send + 'static,
     ) -> Self {
-        let machine = Machine::new(core.patience());
+        let machine = Machine::new(results.patience());
         Self {
-            crew: core.crew.clone(),
-            core,
+            crew: results.crew.clone(),
+            results,
             accepted,
             status,
             decode,
@@ -88,7 +87,7 @@ impl<T: Send + 'static> Watch<T> {
     /// Starts at the payload, if a poller announced its size.
     pub(crate) fn finished_with(mut self, size: u64) -> Self {
         if size > 0 {
-            self.machine = Machine::fetching(self.core.patience());
+            self.machine = Machine::fetching(self.results.patience());
             self.announced = Some(size);
         }
         self
@@ -120,7 +119,7 @@ impl<T: Send + 'static> Watch<T> {
     /// Polls on this thread, which must be one that may wait.
     pub(crate) fn run(mut self) {
         if let Some(size) = self.announced.take() {
-            self.reserved = self.core.reserve_response(size);
+            self.reserved = self.results.reserve(size);
         }
         loop {
             let answer = match self.poll() {
@@ -130,13 +129,16 @@ impl<T: Send + 'static> Watch<T> {
                 }
                 Polled::Answer(answer) => answer,
             };
-            let now = self.core.link.clock().now();
+            let now = self.results.link.clock().now();
             match self.machine.next(answer, now, fastrand::f64()) {
                 Verdict::Poll => {}
                 Verdict::Wait(delay) => {
-                    self.core.link.clock().pause(self.core.link.stop(), delay);
+                    self.results
+                        .link
+                        .clock()
+                        .pause(self.results.link.stop(), delay);
                 }
-                Verdict::Fetch(size) => self.reserved = self.core.reserve_response(size),
+                Verdict::Fetch(size) => self.reserved = self.results.reserve(size),
                 Verdict::Fail(error) => {
                     let error = self.name(error);
                     self.report(&error);
@@ -169,7 +171,7 @@ impl<T: Send + 'static> Watch<T> {
         if matches!(error, Error::Closed(_)) {
             return;
         }
-        self.core.telemetry.operation_failed(&Failure {
+        self.results.failed(&Failure {
             error,
             request_id: &self.accepted.request_id,
             request_type: self.accepted.request_type,
@@ -193,7 +195,7 @@ impl<T: Send + 'static> Watch<T> {
             status => Polled::Answer(Answer::Status {
                 status,
                 error: error_from_response(&response, "POST retrieve_future", SystemTime::now()),
-                paused: status == 402 && self.core.link.billing_pause(),
+                paused: status == 402 && self.results.link.billing_pause(),
             }),
         }
     }
@@ -219,10 +221,10 @@ impl<T: Send + 'static> Watch<T> {
         }
         let limit = match self.crew.is_crowded() {
             true => SHARED_POLL,
-            false => self.core.config.poll_timeout,
+            false => self.results.config.poll_timeout,
         };
         request.read_timeout = Timeout::After(limit);
-        self.core
+        self.results
             .link
             .attempt(request)
             .map_err(|error| match error {
@@ -248,7 +250,7 @@ impl<T: Send + 'static> Watch<T> {
                 Ok(RetrieveReply::Payload(body)) => {
                     let (decode, size) = (self.decode.clone(), body.len());
                     let work = move || decode(content_type.as_deref(), body);
-                    match self.core.cpu.run(size, work) {
+                    match self.results.cpu.run(size, work) {
                         Ok(value) => return Polled::Ready(value),
                         Err(error) => Answer::Damaged(error),
                     }
@@ -268,7 +270,7 @@ impl<T: Send + 'static> Watch<T> {
     fn pending(&self, note: Option<RetrieveReply>, clears: bool) -> Answer {
         let queue = note.and_then(queue_status);
         if let Some(queue) = queue {
-            self.core.queued(&self.status, queue);
+            self.results.queued(&self.status, queue);
         }
         Answer::Pending { clears }
     }

@@ -1,12 +1,14 @@
 //! Samples: permits, bytes and backoff (the rate limit) in front of the network, retries behind it.
 
 mod backoff;
+mod cancel;
 mod dispatch;
+mod job;
 mod progress;
+mod room;
 mod sampler;
 
-pub(crate) use self::backoff::Backoff;
-pub(crate) use self::dispatch::Dispatcher;
 pub use self::progress::SamplingProgress;
 pub(crate) use self::progress::arrival;
-pub(crate) use self::sampler::{Job, POLLED_POSTS, Sampler};
+pub(crate) use self::room::Sampling;
+pub(crate) use self::sampler::Sampler;

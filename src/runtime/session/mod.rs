@@ -1,9 +1,84 @@
 //! A session: open, keep alive, report, close.
 
-mod life;
+mod close;
+mod core;
+mod counters;
+mod heartbeat;
+mod open;
 mod opened;
 mod telemetry;
+mod upkeep;
 
-pub(crate) use self::life::{Backlog, Session, fetch_dynamic};
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use self::core::Core;
+use self::counters::Counters;
+use crate::error::Result;
+use crate::loss::LossGraph;
+use crate::runtime::pending::Pending;
+use crate::runtime::sampling::Sampler;
+use crate::runtime::training::Queue;
+use crate::wire::route::Route;
+
 pub(crate) use self::opened::Opened;
-pub(crate) use self::telemetry::{Failure, Telemetry};
+pub(crate) use self::upkeep::fetch_dynamic;
+
+/// The owner of everything that runs for a session. Clients and handles share it; the last one
+/// to go closes it.
+pub(crate) struct Session {
+    pub(crate) core: Arc<Core>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl Session {
+    /// An error once the session was closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.core.results.check_open()
+    }
+
+    /// The number of the next model.
+    pub(crate) fn next_model(&self) -> u64 {
+        self.counters.next_model()
+    }
+
+    /// The number of the next sampling session.
+    pub(crate) fn next_sampler(&self) -> u64 {
+        self.counters.next_sampler()
+    }
+
+    /// Calls an endpoint that answers with a future and starts to wait for its JSON result.
+    pub(crate) fn run<T: DeserializeOwned + Send + 'static>(
+        self: &Arc<Self>,
+        route: &'static Route,
+        request_type: &'static str,
+        body: &[u8],
+    ) -> Result<Pending<T>> {
+        let keep = self.clone();
+        self.core.training.run(keep, route, request_type, body)
+    }
+
+    /// Starts the queue of a model whose next request has number `next`.
+    pub(crate) fn start_queue(self: &Arc<Self>, model_id: String, next: i32) -> Result<Arc<Queue>> {
+        Queue::start(&self.core.training, self.clone(), model_id, next)
+    }
+
+    /// The service's id for a loss, which this uploads if need be.
+    pub(crate) fn upload_loss(self: &Arc<Self>, graph: &LossGraph) -> Result<String> {
+        let core = &self.core;
+        core.training
+            .upload_loss(self.clone(), &core.session_id, graph)
+    }
+
+    /// This process's place in a sampling session of the service.
+    pub(crate) fn sampler(
+        &self,
+        sampling_session_id: String,
+        record_stability_info: bool,
+        is_clone: bool,
+    ) -> Arc<Sampler> {
+        let room = self.core.sampling.clone();
+        Sampler::new(room, sampling_session_id, record_stability_info, is_clone)
+    }
+}

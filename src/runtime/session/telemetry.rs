@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorCategory};
 use crate::runtime::calls::{Effort, Link};
+use crate::runtime::futures::Failure;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::{Body, PROTOCOL_VERSION, Request};
@@ -166,15 +167,6 @@ impl Telemetry {
             shared.changed.notify_all();
         }
     }
-}
-
-/// An operation that failed for good.
-pub(crate) struct Failure<'a> {
-    pub(crate) error: &'a Error,
-    pub(crate) request_id: &'a str,
-    pub(crate) request_type: &'a str,
-    pub(crate) iteration: u32,
-    pub(crate) elapsed: Duration,
 }
 
 impl Shared {

@@ -7,12 +7,13 @@ use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::unbounded;
 
+use super::dialect::Form;
 use super::gather::{Gather, Gathered};
 use super::queue::{Gate, Operation, Worker, classify, training_result};
+use super::room::Training;
 use super::sequence::Sent;
 use crate::error::{Context, Error, Result, is_retryable_status};
 use crate::runtime::calls::{AttemptError, Unaccepted};
-use crate::runtime::core::{Core, Spoken};
 use crate::runtime::futures::{Accepted, Watch};
 use crate::runtime::pending::Status;
 use crate::transport::retry::error_from_response;
@@ -45,8 +46,8 @@ pub(crate) struct Call {
 
 impl Operation for Forward {
     fn run(self: Box<Self>, worker: &mut Worker) {
-        let core = worker.shared.core.clone();
-        let prepared = self.prepare(&core).and_then(|ranges| {
+        let training = worker.shared.training.clone();
+        let prepared = self.prepare(&training).and_then(|ranges| {
             let numbers = worker.numbers(ranges.len())?;
             Ok((ranges, numbers))
         });
@@ -56,7 +57,7 @@ impl Operation for Forward {
         };
         let sending = Arc::new(Sending {
             gather: Gathered::new(self.gather, ranges.len()),
-            core: core.clone(),
+            training,
             call: self.call,
             ranges,
             first: numbers.start,
@@ -81,19 +82,19 @@ impl Operation for Forward {
 
 impl Forward {
     /// Checks every chunk before any is sent or numbered.
-    fn prepare(&self, core: &Core) -> Result<Vec<DatumRange>> {
-        let config = &core.client_config;
+    fn prepare(&self, training: &Training) -> Result<Vec<DatumRange>> {
+        let config = &training.results.client_config;
         let ranges = chunk_ranges(
             &self.call.data,
             config.fwdbwd_max_chunk_len,
             config.fwdbwd_max_chunk_bytes_count,
         );
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let (call, spoken) = (self.call.clone(), core.spoken());
-        core.cpu.run(bytes, move || {
+        let (call, spoken) = (self.call.clone(), training.spoken.form());
+        training.results.cpu.run(bytes, move || {
             // What JSON cannot hold is noticed when it is written; protobuf must not fail then.
             match spoken {
-                Spoken::Json => Ok(()),
+                Form::Json => Ok(()),
                 _ => call.request(0..call.data.len(), None).validate(),
             }
         })?;
@@ -123,7 +124,7 @@ impl Call {
 
 /// A call being sent.
 struct Sending {
-    core: Arc<Core>,
+    training: Arc<Training>,
     call: Arc<Call>,
     ranges: Vec<DatumRange>,
     first: i32,
@@ -135,7 +136,7 @@ impl Sending {
     /// each, and the first failure.
     fn send_all(self: &Arc<Self>) -> (Vec<Sent>, Option<Error>) {
         let count = self.ranges.len();
-        if count == 1 || !self.core.client_config.parallel_fwdbwd_chunks {
+        if count == 1 || !self.training.results.client_config.parallel_fwdbwd_chunks {
             return self.send_in_order();
         }
         let mut results: Vec<Option<Result<(), Unaccepted>>> = Vec::new();
@@ -144,7 +145,7 @@ impl Sending {
         let next = Arc::new(AtomicUsize::new(1));
         for _ in 0..LANES.min(count - 1) {
             let (sending, next, done) = (self.clone(), next.clone(), done.clone());
-            self.core.crew.run(move || {
+            self.training.submitters.run(move || {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     if index >= sending.ranges.len() {
@@ -243,10 +244,10 @@ impl Sending {
             roundtrip: started.elapsed(),
         };
         let mine = self.clone();
-        let (core, status) = (self.core.clone(), self.call.status.clone());
+        let (results, status) = (self.training.results.clone(), self.call.status.clone());
         let decode = Arc::new(decode_forward_backward);
         Watch::new(
-            core,
+            results,
             accepted,
             status,
             decode,
@@ -289,13 +290,14 @@ impl Sending {
             error,
             arrived: false,
         };
-        let core = &self.core;
+        let training = &self.training;
+        let link = &training.results.link;
         let closed = || unsent(Error::Closed(Context::new("closed while a chunk waited")));
-        let _budget = core
-            .dispatch
-            .take(bytes as u64, core.link.stop())
+        let _budget = training
+            .budget
+            .take(bytes as u64, link.stop())
             .ok_or_else(closed)?;
-        if core.spoken() == Spoken::Json {
+        if training.spoken.form() == Form::Json {
             return self.post_json(call, range, bytes, number);
         }
         let body = self
@@ -307,20 +309,20 @@ impl Sending {
                 zstd: body.zstd,
             });
         let mut arrived = false;
-        if core.spoken() == Spoken::Unknown {
-            match core.link.attempt(request.clone()) {
+        if training.spoken.form() == Form::Unknown {
+            match link.attempt(request.clone()) {
                 Ok(response) if response.is_success() => {
                     if let Ok(reply) = decode_json(&response.body) {
-                        core.learned(Spoken::Proto);
-                        core.buffers.give(body.bytes);
+                        training.spoken.learned(Form::Proto);
+                        training.buffers.give(body.bytes);
                         return Ok(reply);
                     }
                     arrived = true;
                 }
                 Ok(response) if is_not_understood(&response) => {
-                    core.buffers.give(body.bytes);
+                    training.buffers.give(body.bytes);
                     let reply = self.post_json(call, range, bytes, number)?;
-                    core.learned(Spoken::Json);
+                    training.spoken.learned(Form::Json);
                     return Ok(reply);
                 }
                 // An unpaid bill is waited for below.
@@ -336,11 +338,11 @@ impl Sending {
                 Err(AttemptError::Credentials(error)) => return Err(unsent(error)),
             }
         }
-        let sent = core.link.submit(request, (&FORWARD_BACKWARD).into());
-        core.buffers.give(body.bytes);
+        let sent = link.submit(request, (&FORWARD_BACKWARD).into());
+        training.buffers.give(body.bytes);
         match sent {
             Ok(reply) => {
-                core.learned(Spoken::Proto);
+                training.spoken.learned(Form::Proto);
                 Ok(reply)
             }
             Err(refused) => Err(Unaccepted {
@@ -358,7 +360,7 @@ impl Sending {
         number: i32,
     ) -> Result<FutureReply, Unaccepted> {
         let encoding = call.clone();
-        let encoded = self.core.cpu.run(bytes, move || {
+        let encoded = self.training.results.cpu.run(bytes, move || {
             let request = encoding.request(range, Some(number));
             Ok((
                 json_route(&request),
@@ -370,7 +372,7 @@ impl Sending {
             arrived: false,
         })?;
         let request = Request::to(&route, route.fixed_path()).with_body(Body::Json(&body));
-        self.core.link.submit(request, (&route).into())
+        self.training.results.link.submit(request, (&route).into())
     }
 
     /// Encodes a chunk on the pool, into a buffer that is used again.
@@ -382,9 +384,9 @@ impl Sending {
         number: i32,
     ) -> Result<Encoded> {
         let call = call.clone();
-        let mut buffer = self.core.buffers.take();
-        let compress = self.core.client_config.proto_compress_fwdbwd;
-        self.core.cpu.run(bytes, move || {
+        let mut buffer = self.training.buffers.take();
+        let compress = self.training.results.client_config.proto_compress_fwdbwd;
+        self.training.results.cpu.run(bytes, move || {
             encode_forward_backward(&call.request(range, Some(number)), &mut buffer)?;
             finish_encoding(buffer, compress)
         })

@@ -12,13 +12,12 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::room::Training;
 use super::sequence::{Sent, Sequel, settle};
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{Link, Unaccepted};
-use crate::runtime::core::Core;
 use crate::runtime::futures::{Accepted, Decode, Outcome, Watch};
 use crate::runtime::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
-use crate::runtime::session::{Backlog, Session};
 use crate::sync::lock;
 use crate::transport::{Body, Request};
 use crate::wire::reply::FutureReply;
@@ -28,11 +27,11 @@ use crate::wire::route::Route;
 /// queued is still sent, for at most the configured time.
 pub(crate) struct Queue {
     shared: Arc<Shared>,
-    session: Arc<Session>,
+    _keep: Arc<dyn Any + Send + Sync>,
 }
 
 pub(crate) struct Shared {
-    pub(crate) core: Arc<Core>,
+    pub(super) training: Arc<Training>,
     pub(crate) model_id: String,
     sender: Mutex<Option<Sender<Box<dyn Operation>>>>,
     backlog: Mutex<usize>,
@@ -66,11 +65,17 @@ impl Gate {
 }
 
 impl Queue {
-    /// Starts the worker. `next` is the first sequence number it gives out.
-    pub(crate) fn start(session: Arc<Session>, model_id: String, next: i32) -> Result<Arc<Self>> {
+    /// Starts the worker. `next` is the first sequence number it gives out; `keep` is held by the
+    /// queue and its handles: its session.
+    pub(crate) fn start(
+        training: &Arc<Training>,
+        keep: Arc<dyn Any + Send + Sync>,
+        model_id: String,
+        next: i32,
+    ) -> Result<Arc<Self>> {
         let (sender, operations) = unbounded();
         let shared = Arc::new(Shared {
-            core: session.core.clone(),
+            training: training.clone(),
             model_id,
             sender: Mutex::new(Some(sender)),
             backlog: Mutex::new(0),
@@ -84,22 +89,14 @@ impl Queue {
             shared: shared.clone(),
             next,
         };
-        Core::spawn(&session.core, "tinker-train", move |_| {
-            worker.work(&operations)
-        })?;
-        let waker = Arc::downgrade(&shared);
-        session.core.on_stop(move || {
-            if let Some(shared) = waker.upgrade() {
-                shared.halt();
-            }
-        });
-        let backlog: Arc<dyn Backlog> = shared.clone();
-        session.add_backlog(Arc::downgrade(&backlog));
-        Ok(Arc::new(Self { shared, session }))
-    }
-
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        training
+            .background
+            .spawn("tinker-train", move || worker.work(&operations))?;
+        training.add(&shared);
+        Ok(Arc::new(Self {
+            shared,
+            _keep: keep,
+        }))
     }
 
     pub(crate) fn model_id(&self) -> &str {
@@ -129,7 +126,7 @@ impl Queue {
 
     /// Queues operations one after the other, with none of another caller between them.
     pub(crate) fn submit(&self, operations: Vec<Box<dyn Operation>>) -> Result<()> {
-        self.session.check_open()?;
+        self.shared.training.results.check_open()?;
         let sender = lock(&self.shared.sender);
         if let Some(error) = lock(&self.shared.broken).clone() {
             return Err(error);
@@ -158,7 +155,7 @@ impl Drop for Queue {
             // The worker itself drops the last handle: it sends the rest after this.
             return;
         }
-        let limit = shared.core.config.close_timeout;
+        let limit = shared.training.results.config.close_timeout;
         shared.drain(Instant::now() + limit);
         let left = shared.abandon();
         if left > 0 {
@@ -170,8 +167,9 @@ impl Drop for Queue {
     }
 }
 
-impl Backlog for Shared {
-    fn drain(&self, deadline: Instant) {
+impl Shared {
+    /// Waits until nothing is left to send or the time is up.
+    pub(super) fn drain(&self, deadline: Instant) {
         let limit = deadline.saturating_duration_since(Instant::now());
         let backlog = lock(&self.backlog);
         drop(
@@ -180,17 +178,16 @@ impl Backlog for Shared {
         );
     }
 
-    fn abandon(&self) -> usize {
+    /// Gives up what is left; how many operations that were.
+    pub(super) fn abandon(&self) -> usize {
         let left = *lock(&self.backlog);
         if left > 0 {
             self.halt();
         }
         left
     }
-}
 
-impl Shared {
-    fn halt(&self) {
+    pub(super) fn halt(&self) {
         self.halted.store(true, Ordering::Relaxed);
         drop(lock(&self.sender).take());
     }
@@ -329,13 +326,13 @@ impl<T: Send + 'static> Operation for Single<T> {
             Ok(numbers) => numbers.start,
             Err(error) => return self.fail(error),
         };
-        let core = worker.shared.core.clone();
+        let results = worker.shared.training.results.clone();
         let body = match (self.body)(number) {
             Ok(body) => body,
             Err(error) => return self.promise.resolve(Err(error)),
         };
         let started = Instant::now();
-        match post(&core.link, self.route, &body) {
+        match post(&results.link, self.route, &body) {
             Ok(reply) => {
                 // Accepted, so the sequence cannot be broken.
                 let _ = worker.settle(&[Sent::Accepted], None, |_| Ok(()));
@@ -347,9 +344,15 @@ impl<T: Send + 'static> Operation for Single<T> {
                     roundtrip: started.elapsed(),
                 };
                 let promise = self.promise;
-                Watch::new(core, accepted, self.status, self.decode, move |outcome| {
-                    promise.resolve(training_result(outcome));
-                })
+                Watch::new(
+                    results,
+                    accepted,
+                    self.status,
+                    self.decode,
+                    move |outcome| {
+                        promise.resolve(training_result(outcome));
+                    },
+                )
                 .start();
             }
             Err(refused) => {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use self::usage::{SILENT, Usage, Used, Wanted};
 use crate::runtime::clock::Clock;
-use crate::runtime::sampling::Backoff;
+use crate::runtime::sampling::backoff::Backoff;
 use crate::sync::lock;
 
 pub(crate) use self::usage::{Flight, Post};

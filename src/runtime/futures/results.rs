@@ -1,0 +1,123 @@
+//! What every wait for a result shares.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::config::{Config, QueueObserver};
+use crate::error::{Context, Error, Result};
+use crate::runtime::calls::Link;
+use crate::runtime::pending::Status;
+use crate::runtime::stop::Stop;
+use crate::runtime::threads::{Bytes, BytesGuard, Cpu, Crew};
+use crate::types::{ClientConfig, QueueStatus, QueueUpdate};
+
+/// How often the state of one operation's queue is logged.
+const QUEUE_LOG: Duration = Duration::from_secs(60);
+
+/// Told of every operation that failed for good.
+type Report = Box<dyn Fn(&Failure<'_>) + Send + Sync>;
+
+/// Where results come from and what waiting for them may use; one per session.
+pub(crate) struct Results {
+    pub(crate) link: Arc<Link>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) client_config: Arc<ClientConfig>,
+    /// Threads that wait for everything but samples.
+    pub(crate) crew: Crew,
+    pub(crate) cpu: Cpu,
+    /// Bytes of results being fetched.
+    bytes: Bytes,
+    report: Report,
+    observer_failed: AtomicBool,
+    /// Set once the session takes nothing more.
+    closing: Stop,
+}
+
+/// An operation that failed for good.
+pub(crate) struct Failure<'a> {
+    pub(crate) error: &'a Error,
+    pub(crate) request_id: &'a str,
+    pub(crate) request_type: &'a str,
+    pub(crate) iteration: u32,
+    pub(crate) elapsed: Duration,
+}
+
+impl Results {
+    pub(crate) fn new(
+        link: Arc<Link>,
+        config: Arc<Config>,
+        client_config: Arc<ClientConfig>,
+        report: impl Fn(&Failure<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            crew: Crew::new("tinker-wait", config.max_waiting_threads),
+            cpu: Cpu::default(),
+            bytes: Bytes::new(client_config.inflight_response_bytes_semaphore_size),
+            report: Box::new(report),
+            observer_failed: AtomicBool::new(false),
+            closing: Stop::default(),
+            link,
+            config,
+            client_config,
+        }
+    }
+
+    /// An error once the session was closed.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.closing.is_set() {
+            true => Err(Error::Closed(Context::new("create a new client"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes nothing more. False if that was so already.
+    pub(crate) fn begin_closing(&self) -> bool {
+        self.closing.set_first()
+    }
+
+    /// Ends the waits and their threads.
+    pub(crate) fn shut_down(&self) {
+        self.crew.close();
+    }
+
+    /// How long failures in a row are borne before they surface.
+    pub(crate) fn patience(&self) -> Duration {
+        self.config.patience
+    }
+
+    /// Room for a result; `None` when the client stops.
+    pub(super) fn reserve(&self, size: u64) -> Option<BytesGuard> {
+        self.bytes.take(size, self.link.stop())
+    }
+
+    pub(super) fn failed(&self, failure: &Failure<'_>) {
+        (self.report)(failure);
+    }
+
+    /// Notes what the service says about an operation's queue: for its handle, the log and the
+    /// user's observer.
+    pub(super) fn queued(&self, status: &Status, queue: QueueStatus) {
+        if status.queued(queue.clone(), QUEUE_LOG) {
+            let reason = queue.reason.as_deref().unwrap_or("no reason given");
+            let (operation, age) = (status.operation(), status.age().as_secs());
+            log::warn!(
+                "{operation} has been waiting for {age} s: {} ({reason})",
+                queue.state
+            );
+        }
+        if let Some(observer) = &self.config.queue_observer {
+            self.observe(observer, status, queue);
+        }
+    }
+
+    /// Runs the user's observer; a panic in it is logged once and the thread lives on.
+    fn observe(&self, observer: &QueueObserver, status: &Status, queue: QueueStatus) {
+        let update = QueueUpdate::new(status.operation(), status.request_id(), status.age(), queue);
+        let run = catch_unwind(AssertUnwindSafe(|| observer.call(&update)));
+        if run.is_err() && !self.observer_failed.swap(true, Ordering::Relaxed) {
+            log::error!("the queue observer panicked; the operation goes on");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Closing a session.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Session;
+use crate::error::{Context, Error, Result};
+use crate::runtime::calls::Effort;
+use crate::transport::{Body, Request};
+use crate::types::FinishReason;
+use crate::wire::request::{FinishSessionRequest, to_json};
+use crate::wire::route;
+
+/// How long an explicit close goes on trying to tell the service.
+const FINISH: Duration = Duration::from_secs(10);
+
+/// How long a close waits for the last events to be reported.
+const TELEMETRY: Duration = Duration::from_secs(2);
+
+impl Session {
+    /// Sends what is queued, tells the service how the session ended, stops every thread. The
+    /// first reason wins; a second close does nothing.
+    pub(crate) fn close(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
+        self.end(reason, detail, FINISH)
+    }
+
+    fn end(&self, reason: FinishReason, detail: Option<&str>, finish: Duration) -> Result<()> {
+        if !self.core.results.begin_closing() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + self.core.config.close_timeout;
+        let abandoned = self.core.training.flush(deadline);
+        let finished = self.finish(reason, detail, finish);
+        self.core
+            .telemetry
+            .drain(self.core.config.close_timeout.min(TELEMETRY));
+        self.core.shut_down();
+        finished?;
+        match abandoned {
+            0 => Ok(()),
+            count => Err(Error::Closed(Context::new(format!(
+                "{count} queued operations were not sent within {:?} and are given up",
+                self.core.config.close_timeout
+            )))),
+        }
+    }
+
+    fn finish(&self, reason: FinishReason, detail: Option<&str>, limit: Duration) -> Result<()> {
+        let body = to_json(&FinishSessionRequest::new(reason, detail.map(Into::into)))?;
+        let path = route::FINISH_SESSION.path(&[&self.core.session_id])?;
+        let request = Request::to(&route::FINISH_SESSION, path)
+            .with_body(Body::Json(&body))
+            .with_read_timeout(limit);
+        let effort = Effort::from(&route::FINISH_SESSION).until(Some(Instant::now() + limit));
+        match self.core.link.call_raw(request, effort) {
+            // Not every server keeps books.
+            Err(error) if error.status() != Some(404) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let reason = match thread::panicking() {
+            true => FinishReason::Errored,
+            false => FinishReason::Success,
+        };
+        let limit = self.core.config.close_timeout;
+        if let Err(error) = self.end(reason, None, limit) {
+            log::warn!("closing session {}: {error}", self.core.session_id);
+        }
+    }
+}

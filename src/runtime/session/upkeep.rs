@@ -1,0 +1,49 @@
+//! What changes while a session runs: its token and the service's dynamic configuration.
+
+use std::time::Duration;
+
+use super::core::Core;
+use crate::error::Result;
+use crate::runtime::calls::{Effort, Link, config_body};
+use crate::sync::lock;
+use crate::transport::{Body, Request};
+use crate::types::DynamicConfig;
+use crate::wire::route;
+
+/// The least time between two looks at the dynamic configuration.
+const MIN_REFRESH: u64 = 10;
+
+/// What the service wants changed while a session runs; a server without it gets the defaults.
+pub(crate) fn fetch_dynamic(link: &Link) -> Result<DynamicConfig> {
+    let reply = link.optional(&route::DYNAMIC_CONFIG, &config_body()?)?;
+    Ok(reply.unwrap_or_default())
+}
+
+/// Renews the token and looks for changes of configuration.
+pub(super) fn upkeep(core: &Core) {
+    let interval = |dynamic: &DynamicConfig| {
+        Duration::from_secs(dynamic.refresh_interval_sec.max(MIN_REFRESH))
+    };
+    let clock = core.link.clock();
+    let mut due = clock.now() + interval(&lock(&core.dynamic));
+    loop {
+        let token = core.link.refresh_token().unwrap_or(Duration::MAX);
+        let wait = due.saturating_duration_since(clock.now()).min(token);
+        if clock.beat(core.link.stop(), wait) {
+            return;
+        }
+        if clock.now() < due {
+            continue;
+        }
+        let route = &route::DYNAMIC_CONFIG;
+        let fetched = config_body().and_then(|body| {
+            let request = Request::to(route, route.fixed_path()).with_body(Body::Json(&body));
+            core.link.call::<DynamicConfig>(request, Effort::ONCE)
+        });
+        match fetched {
+            Ok(fresh) => *lock(&core.dynamic) = fresh,
+            Err(error) => log::debug!("the dynamic configuration stays as it is: {error}"),
+        }
+        due = clock.now() + interval(&lock(&core.dynamic));
+    }
+}

@@ -1,0 +1,111 @@
+//! What the queues of a session's models share.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use serde::de::DeserializeOwned;
+
+use super::buffers::Buffers;
+use super::dialect::Spoken;
+use super::losses::Losses;
+use super::queue::{Shared, training_result};
+use crate::error::Result;
+use crate::runtime::futures::{Accepted, Results, Watch};
+use crate::runtime::pending::{OnDrop, Pending, Status, promise};
+use crate::runtime::threads::{Background, Bytes, Crew};
+use crate::sync::lock;
+use crate::wire::reply::{FutureReply, decode_json};
+use crate::wire::route::Route;
+
+/// Threads that send chunks, of all models together.
+const SUBMITTERS: usize = 64;
+
+/// The training side of a session.
+pub(crate) struct Training {
+    pub(crate) results: Arc<Results>,
+    pub(super) background: Arc<Background>,
+    /// Threads that send the chunks of large calls. Apart from those that wait for results, which
+    /// may all be taken.
+    pub(super) submitters: Crew,
+    /// Bytes of requests on the wire.
+    pub(super) budget: Bytes,
+    pub(super) buffers: Buffers,
+    pub(super) spoken: Spoken,
+    pub(super) losses: Losses,
+    queues: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl Training {
+    pub(crate) fn new(results: Arc<Results>, background: Arc<Background>) -> Self {
+        let budget = results.client_config.fwdbwd_dispatch_bytes_semaphore_size;
+        Self {
+            submitters: Crew::new("tinker-submit", SUBMITTERS),
+            budget: Bytes::new(budget),
+            buffers: Buffers::default(),
+            spoken: Spoken::new(&results.config),
+            losses: Losses::default(),
+            queues: Mutex::default(),
+            results,
+            background,
+        }
+    }
+
+    /// Calls an endpoint that answers with a future and starts to wait for its JSON result.
+    /// `keep` is held by the handle: its session.
+    pub(crate) fn run<T: DeserializeOwned + Send + 'static>(
+        &self,
+        keep: Arc<dyn Any + Send + Sync>,
+        route: &'static Route,
+        request_type: &'static str,
+        body: &[u8],
+    ) -> Result<Pending<T>> {
+        self.results.check_open()?;
+        let started = Instant::now();
+        let reply: FutureReply = self.results.link.json(route, body)?;
+        let status = Status::new(route.template);
+        status.accepted(&reply.request_id);
+        let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        let accepted = Accepted {
+            request_id: reply.request_id,
+            request_type,
+            binary: false,
+            roundtrip: started.elapsed(),
+        };
+        let decode = Arc::new(|_: Option<&str>, body: Vec<u8>| decode_json(&body));
+        let done = move |outcome| promise.resolve(training_result(outcome));
+        Watch::new(self.results.clone(), accepted, status, decode, done).start();
+        Ok(pending)
+    }
+
+    pub(super) fn add(&self, queue: &Arc<Shared>) {
+        let mut queues = lock(&self.queues);
+        queues.retain(|known| known.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    fn queues(&self) -> Vec<Arc<Shared>> {
+        lock(&self.queues)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    /// Waits until every queue has sent what it holds, or the time is up, and gives up what is
+    /// left: how many operations.
+    pub(crate) fn flush(&self, deadline: Instant) -> usize {
+        let queues = self.queues();
+        for queue in &queues {
+            queue.drain(deadline);
+        }
+        queues.iter().map(|queue| queue.abandon()).sum()
+    }
+
+    /// Ends the queues' threads.
+    pub(crate) fn shut_down(&self) {
+        for queue in self.queues() {
+            queue.halt();
+        }
+        self.submitters.close();
+    }
+}
