@@ -6,84 +6,13 @@ use std::io;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, ValueKind};
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
+use super::Message;
 use crate::error::{Context, Error, Result};
-
-/// One turn of a conversation.
-///
-/// Also read from JSON, as in `{"role": "user", "content": "Hello"}`.
-///
-/// ```
-/// use tinker::text::Message;
-///
-/// let message = Message::assistant("4").with("reasoning_content", "2 + 2");
-/// # let _ = message;
-/// ```
-#[derive(Debug, Clone)]
-pub struct Message {
-    fields: Vec<(String, Value)>,
-}
-
-impl Message {
-    /// A turn of any role. The content is text, or whatever else the template understands.
-    pub fn new(role: &str, content: impl Serialize) -> Self {
-        Self { fields: Vec::new() }
-            .with("role", role)
-            .with("content", content)
-    }
-
-    /// Instructions that come before the conversation.
-    pub fn system(text: &str) -> Self {
-        Self::new("system", text)
-    }
-
-    /// What the user says.
-    pub fn user(text: &str) -> Self {
-        Self::new("user", text)
-    }
-
-    /// What the model says.
-    pub fn assistant(text: &str) -> Self {
-        Self::new("assistant", text)
-    }
-
-    /// What a tool returns.
-    pub fn tool(text: &str) -> Self {
-        Self::new("tool", text)
-    }
-
-    /// Sets another field the template reads, such as `tool_calls`.
-    #[must_use]
-    pub fn with(mut self, field: &str, value: impl Serialize) -> Self {
-        self.fields.retain(|(name, _)| name != field);
-        self.fields
-            .push((field.to_owned(), Value::from(Serde(value))));
-        self
-    }
-
-    fn to_value(&self) -> Value {
-        Value::from_pairs(self.fields.iter().cloned())
-    }
-}
-
-impl<'de> Deserialize<'de> for Message {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        if value.kind() != ValueKind::Map {
-            return Err(serde::de::Error::custom("a message must be an object"));
-        }
-        let names = value.try_iter().map_err(serde::de::Error::custom)?;
-        let fields = names
-            .map(|name| Ok((name.to_string(), value.get_item(&name)?)))
-            .collect::<Result<_, minijinja::Error>>()
-            .map_err(serde::de::Error::custom)?;
-        Ok(Self { fields })
-    }
-}
 
 /// What to tell the template beside the messages.
 #[derive(Debug, Clone)]
@@ -183,7 +112,7 @@ impl ChatTemplate {
             .iter()
             .map(|(role, token)| (role.clone(), Value::from(token.as_str())))
             .collect();
-        let messages: Value = messages.iter().map(Message::to_value).collect();
+        let messages: Value = messages.iter().map(|m| Value::from(Serde(m))).collect();
         variables.insert("messages".into(), messages);
         variables.insert("tools".into(), options.tools.clone());
         variables.insert("documents".into(), Value::from(()));
@@ -397,16 +326,5 @@ mod tests {
             error.to_string().contains("roles must alternate"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn messages_are_read_from_json() {
-        let message: Message =
-            serde_json::from_str(r#"{"role": "user", "content": [{"type": "text"}]}"#).unwrap();
-        assert_eq!(
-            message.to_value().to_string(),
-            "{'role': 'user', 'content': [{'type': 'text'}]}"
-        );
-        assert!(serde_json::from_str::<Message>("3").is_err());
     }
 }

@@ -11,12 +11,20 @@
 
 #[cfg(feature = "chat")]
 mod chat;
+pub mod data;
 mod hub;
+#[allow(dead_code, reason = "the renderers that print it come next")]
+mod json;
+#[allow(dead_code, reason = "the renderers that read turns come next")]
+mod message;
 mod selection;
 mod special;
 mod tokenizer;
 
 #[cfg(feature = "chat")]
-pub use chat::{ChatOptions, Message};
+pub use chat::ChatOptions;
+pub use data::{DatumOptions, Example, Reduction};
+pub use json::Json;
+pub use message::{Message, ToolCall, UnparsedToolCall};
 pub use selection::TokenizerId;
 pub use tokenizer::Tokenizer;
