@@ -72,6 +72,13 @@ impl Datum {
         self
     }
 
+    /// Takes a loss input away.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.loss_fn_inputs.remove(name);
+        self
+    }
+
     /// The token the model should predict at each position.
     #[must_use]
     pub fn with_target_tokens(self, tokens: impl Into<TensorData>) -> Self {

@@ -23,4 +23,5 @@ mod server;
 mod sessions;
 mod support;
 mod text;
+mod text_data;
 mod training;

@@ -1,0 +1,269 @@
+//! Datums equal to those of the Tinker cookbook, on its own cases.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tinker::text::data::{
+    KlEstimate, KlPenalty, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
+    without_constant_groups, without_mask,
+};
+use tinker::text::{DatumOptions, Example, Reduction};
+use tinker::types::{Chunk, ImageFormat};
+use tinker::{Datum, ModelInput};
+
+fn cases(kinds: &[&str]) -> Vec<Value> {
+    let text = include_str!("../fixtures/text/datum.jsonl");
+    let rows = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let wanted = |row: &Value| kinds.contains(&row["kind"].as_str().unwrap());
+    let rows: Vec<Value> = rows.filter(wanted).collect();
+    assert!(!rows.is_empty());
+    rows
+}
+
+#[test]
+fn chunks_become_datums_as_in_the_cookbook() {
+    for case in cases(&["chunks"]) {
+        let example = Example::new(input(&case["chunks"]), floats(&case["weights"])).unwrap();
+        same(
+            &case,
+            example.to_datum(&options(&case)).map(|datum| vec![datum]),
+        );
+    }
+}
+
+#[test]
+fn trajectories_become_datums_as_in_the_cookbook() {
+    for case in cases(&["trajectory"]) {
+        let advantage = case["advantage"].as_f64().unwrap() as f32;
+        same(&case, trajectory(&case["transitions"]).to_datums(advantage));
+    }
+}
+
+#[test]
+fn groups_get_advantages_and_penalties_as_in_the_cookbook() {
+    for case in cases(&["groups"]) {
+        let name = case["name"].as_str().unwrap();
+        let expected = &case["expected"];
+        let groups: Vec<TrajectoryGroup> = list(&case["groups"]).iter().map(group).collect();
+        let rewards: Vec<_> = groups.iter().map(TrajectoryGroup::total_rewards).collect();
+        assert_eq!(
+            serde_json::json!(rewards),
+            expected["total_rewards"],
+            "{name}"
+        );
+        let kept = without_constant_groups(groups.clone()).len();
+        assert_eq!(
+            kept,
+            list(&expected["kept_without_constant"]).len(),
+            "{name}"
+        );
+
+        let data = trajectory_datums(&groups).unwrap();
+        let of: Vec<[usize; 2]> = data.iter().map(|d| [d.group, d.trajectory]).collect();
+        assert_eq!(serde_json::json!(of), expected["of"], "{name}");
+        let mut data: Vec<Datum> = data.into_iter().map(|d| d.datum).collect();
+        for (datum, expected) in data.iter().zip(list(&expected["data"])) {
+            same_datum(name, datum, expected);
+        }
+        estimates(&case, &data);
+
+        let Some(coefficient) = case["kl_penalty_coef"].as_f64() else {
+            continue;
+        };
+        let penalty = KlPenalty {
+            coefficient: coefficient as f32,
+            discount: case["kl_discount_factor"].as_f64().unwrap() as f32,
+        };
+        let rows = |key: &str| -> Vec<Vec<f32>> { list(&case[key]).iter().map(floats).collect() };
+        let metrics = match case.get("teacher_logprobs") {
+            Some(_) => {
+                let datasets = list(&case["dataset_indices"]);
+                let datasets: Vec<usize> = datasets
+                    .iter()
+                    .map(|n| n.as_u64().unwrap() as usize)
+                    .collect();
+                penalty.distill(&mut data, &rows("teacher_logprobs"), &datasets)
+            }
+            None => penalty
+                .apply(&mut data, &rows("base_logprobs"))
+                .map(|kl| BTreeMap::from([("kl_policy_base".to_owned(), f64::from(kl))])),
+        };
+        close(
+            name,
+            &serde_json::json!(metrics.unwrap()),
+            &expected["kl_metrics"],
+        );
+        for (datum, expected) in data.into_iter().zip(list(&expected["advantages_after_kl"])) {
+            let advantages = datum.input("advantages").unwrap().as_f32().unwrap();
+            close(name, &serde_json::json!(advantages), expected);
+            assert!(without_mask(datum).input("mask").is_none());
+        }
+    }
+}
+
+fn estimates(case: &Value, data: &[Datum]) {
+    let rows = |key: &str| -> Option<Vec<Vec<f32>>> {
+        Some(case.get(key)?.as_array()?.iter().map(floats).collect())
+    };
+    if let Some(training) = rows("training_logprobs") {
+        let kl = KlEstimate::of_training(data, &training).unwrap();
+        let got = serde_json::json!({
+            "optim/kl_sample_train_v1": kl.v1,
+            "optim/kl_sample_train_v2": kl.v2,
+            "optim/entropy": kl.entropy,
+        });
+        close(
+            "kl_sample_train",
+            &got,
+            &case["expected"]["kl_sample_train"],
+        );
+    }
+    if let Some(full) = rows("post_logprobs") {
+        let kl = KlEstimate::of_sampler(data, &full).unwrap();
+        let got = serde_json::json!({"kl_pre_post_v1": kl.v1, "kl_pre_post_v2": kl.v2});
+        close("post_kl", &got, &case["expected"]["post_kl"]);
+    }
+}
+
+fn options(case: &Value) -> DatumOptions {
+    let options = DatumOptions::default();
+    let options = match case["max_length"].as_u64() {
+        Some(length) => options.with_max_length(length as usize),
+        None => options,
+    };
+    match case["reduction"].as_str() {
+        Some("none") => options.with_reduction(Reduction::None),
+        _ => options,
+    }
+}
+
+fn group(value: &Value) -> TrajectoryGroup {
+    let trajectories: Vec<Trajectory> = list(&value["trajectories"])
+        .iter()
+        .map(trajectory)
+        .collect();
+    let mut group = TrajectoryGroup::new(trajectories);
+    group.final_rewards = list(&value["final_rewards"])
+        .iter()
+        .map(|reward| reward.as_f64().unwrap())
+        .collect();
+    group
+}
+
+fn trajectory(turns: &Value) -> Trajectory {
+    let turn = |turn: &Value| {
+        let action: Vec<i32> = serde_json::from_value(turn["ac"].clone()).unwrap();
+        let mut transition = Transition::new(input(&turn["ob"]), action, floats(&turn["logprobs"]))
+            .with_reward(turn["reward"].as_f64().unwrap_or(0.0));
+        if let Some(metrics) = turn.get("metrics") {
+            transition.metrics = serde_json::from_value(metrics.clone()).unwrap();
+        }
+        transition
+    };
+    Trajectory::new(list(turns).iter().map(turn).collect::<Vec<_>>())
+}
+
+/// A list of tokens, or of chunks.
+fn input(value: &Value) -> ModelInput {
+    if let Ok(tokens) = serde_json::from_value::<Vec<i32>>(value.clone()) {
+        return match tokens.is_empty() {
+            true => ModelInput::empty(),
+            false => ModelInput::from_ints(tokens),
+        };
+    }
+    let chunk = |chunk: &Value| match chunk["image"].as_u64() {
+        Some(tokens) => {
+            Chunk::image(vec![120], ImageFormat::Png).with_expected_tokens(tokens as u32)
+        }
+        None => Chunk::tokens(serde_json::from_value::<Vec<i32>>(chunk["tokens"].clone()).unwrap()),
+    };
+    ModelInput::from_chunks(list(value).iter().map(chunk).collect::<Vec<_>>())
+}
+
+pub(crate) fn floats(value: &Value) -> Vec<f32> {
+    let float = |v: &Value| v.as_f64().unwrap_or(f64::NAN) as f32;
+    list(value).iter().map(float).collect()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+#[track_caller]
+fn same(case: &Value, got: tinker::Result<Vec<Datum>>) {
+    let name = case["name"].as_str().unwrap();
+    let Some(expected) = case.get("expected") else {
+        assert!(got.is_err(), "{name} must be refused: {got:?}");
+        return;
+    };
+    let got = got.unwrap_or_else(|error| panic!("{name}: {error}"));
+    let one = [expected.clone()];
+    let expected = expected.as_array().map_or(&one[..], Vec::as_slice);
+    assert_eq!(got.len(), expected.len(), "{name}");
+    for (datum, expected) in got.iter().zip(expected) {
+        same_datum(name, datum, expected);
+    }
+}
+
+#[track_caller]
+fn same_datum(name: &str, datum: &Datum, expected: &Value) {
+    if let Some(lengths) = expected.get("chunks") {
+        let chunks = datum.model_input().chunks();
+        let got: Vec<usize> = chunks.iter().map(|chunk| chunk.length().unwrap()).collect();
+        assert_eq!(&serde_json::json!(got), lengths, "{name}: chunks");
+        let ints = datum.model_input().to_ints().unwrap();
+        assert_eq!(serde_json::json!(ints), expected["input"], "{name}: input");
+    } else {
+        assert_eq!(
+            datum.model_input(),
+            &input(&expected["input"]),
+            "{name}: input"
+        );
+    }
+    for (key, tensor) in datum.loss_fn_inputs() {
+        let wanted = &expected[key.as_str()];
+        match tensor.as_i64() {
+            Some(ints) => assert_eq!(&serde_json::json!(ints), wanted, "{name}: {key}"),
+            None => close(name, &serde_json::json!(tensor.as_f32().unwrap()), wanted),
+        }
+        // With nothing sampled the reference's list of advantages holds integers; ours stays
+        // what the service expects.
+        if name != "empty_action" {
+            assert_eq!(
+                tensor.dtype().as_str(),
+                expected["dtypes"][key],
+                "{name}: {key}"
+            );
+        }
+    }
+}
+
+/// Equal up to what sums of 32-bit floats leave open.
+#[track_caller]
+pub(crate) fn close(name: &str, got: &Value, expected: &Value) {
+    match (got, expected) {
+        (Value::Array(got), Value::Array(expected)) => {
+            assert_eq!(
+                got.len(),
+                expected.len(),
+                "{name}: {got:?} for {expected:?}"
+            );
+            got.iter()
+                .zip(expected)
+                .for_each(|(a, b)| close(name, a, b));
+        }
+        (Value::Object(got), Value::Object(expected)) => {
+            assert!(
+                got.keys().eq(expected.keys()),
+                "{name}: {got:?} for {expected:?}"
+            );
+            got.iter()
+                .for_each(|(key, value)| close(name, value, &expected[key]));
+        }
+        _ => {
+            let (a, b) = (got.as_f64().unwrap(), expected.as_f64().unwrap());
+            let near = (a - b).abs() <= 1e-6 * a.abs().max(b.abs()).max(0.01);
+            assert!(near, "{name}: {a} for {b}");
+        }
+    }
+}
