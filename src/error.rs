@@ -22,6 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// assert_eq!(error.remedy(), Remedy::FixInput);
 /// assert!(error.is_user_error() && !error.is_retryable());
 /// ```
+#[doc(alias("TinkerError", "APIError"))]
 #[non_exhaustive]
 #[derive(Clone)]
 pub enum Error {
@@ -32,14 +33,22 @@ pub enum Error {
     /// No credential, or one that cannot be used.
     Credentials(Box<Context>),
     /// The service answered with an error status.
+    #[doc(alias("APIStatusError", "BadRequestError", "AuthenticationError"))]
+    #[doc(alias("BillingError", "PermissionDeniedError", "NotFoundError"))]
+    #[doc(alias("ConflictError", "UnprocessableEntityError"))]
+    #[doc(alias("RateLimitError", "InternalServerError"))]
     Status(Box<Context>),
     /// No usable answer: connecting, sending or receiving failed.
+    #[doc(alias = "APIConnectionError")]
     Connection(Box<Context>),
     /// A deadline passed. The operation may still complete on the service.
+    #[doc(alias = "APITimeoutError")]
     Timeout(Box<Context>),
     /// A success whose body does not have the expected shape.
+    #[doc(alias = "APIResponseValidationError")]
     Reply(Box<Context>),
     /// The service accepted the request, ran it, and reports that it failed.
+    #[doc(alias = "RequestFailedError")]
     Failed(Box<Context>),
     /// The service no longer knows the request it had accepted.
     Lost(Box<Context>),

@@ -27,6 +27,7 @@ use crate::wire::route::{API_PREFIX, Method, Pool};
 /// let runs: serde_json::Value = service.call(&RawCall::get("training_runs").with_query("limit", "5"))?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "RequestOptions")]
 #[derive(Debug, Clone)]
 pub struct RawCall {
     method: Method,

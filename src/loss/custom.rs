@@ -12,6 +12,7 @@ use crate::types::{Datum, TensorData};
 ///
 /// Implemented by [`Expr`](super::Expr) and [`Objective`], owned or borrowed, and by the
 /// results of [`batch`](super::batch) and [`from_fn`].
+#[doc(alias = "PerDatumLossFn")]
 pub trait CustomLoss {
     /// Computes the loss of a batch, its gradients and its metrics.
     ///

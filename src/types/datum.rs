@@ -236,8 +236,10 @@ impl Provenance {
 #[serde(rename_all = "lowercase")]
 pub enum SpanKind {
     /// Tokens of the prompt it was sampled from.
+    #[doc(alias = "PromptProvenanceSpan")]
     Prompt,
     /// Tokens that were sampled.
+    #[doc(alias = "SampledProvenanceSpan")]
     Sampled,
 }
 

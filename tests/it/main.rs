@@ -15,6 +15,7 @@ mod golden_index;
 mod golden_types;
 mod hostile_values;
 mod loss;
+mod names;
 mod python;
 mod resources;
 mod rest;

@@ -60,6 +60,7 @@ pub struct ImageAssetPointerChunk {
 }
 
 /// One piece of a [`ModelInput`](super::ModelInput).
+#[doc(alias = "ModelInputChunk")]
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {

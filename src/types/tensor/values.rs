@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::brief::debug_list;
 
 /// The number type of a tensor. The service knows these two.
+#[doc(alias = "TensorDtype")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
