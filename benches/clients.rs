@@ -23,9 +23,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tinker::config::Config;
 use tinker::types::{LossOutput, SampledSequence, StopReason};
+use tinker::unversioned::{Intervals as _, bench as wire};
 use tinker::{
-    __bench as wire, AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput,
-    SampleRequest, SampleResponse, SamplingParams, ServiceClient, TensorData, TrainingClient,
+    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleRequest,
+    SampleResponse, SamplingParams, ServiceClient, TensorData, TrainingClient,
 };
 
 const SAMPLES: usize = 10_000;
@@ -403,7 +404,7 @@ fn bare_steps(url: &str, body: &[u8]) {
 /// The chunks of the large call, encoded beforehand, eight at a time.
 fn bare_big(url: &str, data: &[Datum]) {
     let agent = agent(16);
-    let config = tinker::types::ClientConfig::default();
+    let config = tinker::unversioned::ClientConfig::default();
     let chunks = tinker::types::chunk_ranges(
         data,
         config.fwdbwd_max_chunk_len,

@@ -16,8 +16,9 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use tinker::types::{ClientConfig, LossOutput, SampledSequence, StopReason, chunk_ranges};
-use tinker::{__bench as wire, Datum, ForwardBackwardOutput, ModelInput, Result};
+use tinker::types::{LossOutput, SampledSequence, StopReason, chunk_ranges};
+use tinker::unversioned::{ClientConfig, bench as wire};
+use tinker::{Datum, ForwardBackwardOutput, ModelInput, Result};
 use tinker::{SampleResponse, TensorData};
 
 const DATUMS: usize = 1024;

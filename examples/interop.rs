@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
-use tinker::client::{ListOptions, ResumeOptions, SaveOptions};
+use tinker::client::ListOptions;
 use tinker::config::Config;
 use tinker::{AdamParams, Datum, LoraConfig, LossFn, ModelInput, SampleOptions, SamplingParams};
 use tinker::{SamplingClient, ServiceClient, TrainingClient};
@@ -164,16 +164,12 @@ impl Script {
         data: &[Datum],
     ) {
         let path = self.may("save", || {
-            let saved = training
-                .save_state("interop", SaveOptions::default())?
-                .join()?;
+            let saved = training.save_state("interop")?.join()?;
             Ok((saved.path.clone(), saved.path))
         });
         let Some(path) = path else { return };
         let resumed = self.may("resume", || {
-            let options = ResumeOptions::default();
-            let resumed =
-                service.create_training_client_from_state_with_optimizer(&path, options)?;
+            let resumed = service.create_training_client_from_state_with_optimizer(&path)?;
             let id = resumed.model_id().to_owned();
             Ok((resumed, id))
         });
@@ -226,7 +222,7 @@ impl Script {
             Ok(((), ids.join(", ")))
         });
         self.may("sessions", || {
-            let sessions = rest.list_sessions(&ListOptions::default())?;
+            let sessions = rest.list_sessions(ListOptions::default())?;
             Ok(((), sessions.sessions.len()))
         });
     }

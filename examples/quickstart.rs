@@ -6,7 +6,6 @@
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use tinker::client::SaveOptions;
 use tinker::config::Config;
 use tinker::text::Tokenizer;
 use tinker::{AdamParams, Datum, LoraConfig, LossFn, Result, SampleRequest, SamplingParams};
@@ -68,7 +67,7 @@ fn main() -> anyhow::Result<()> {
     );
     let loss_after = loss_per_token(&training, exam)?;
     println!("loss per token: {loss_before:.4} before, {loss_after:.4} after");
-    let saved = training.save_state("pig-latin", SaveOptions::default())?;
+    let saved = training.save_state("pig-latin")?;
     println!("saved as {}", saved.join()?.path);
     Ok(())
 }

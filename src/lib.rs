@@ -102,14 +102,9 @@ pub use types::{
     AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, OptimStepResponse,
     SampleOptions, SampleRequest, SampleResponse, SamplingParams, TensorData, TinkerPath,
 };
-#[doc(hidden)]
-pub use wire::bench as __bench;
 
-/// For tests of this crate and of programs that use it.
 #[doc(hidden)]
-pub mod testing {
-    pub use crate::runtime::clock::{Clock, Recording};
-}
+pub mod unversioned;
 
 // What tests share names the crate as a user does.
 #[cfg(test)]

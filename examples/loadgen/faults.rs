@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tinker::types::FinishReason;
 use tinker::{AdamParams, Datum, Error, LossFn, Pending, ServiceClient};
 
 use crate::measure::check_logprobs;
@@ -120,7 +119,7 @@ impl Load {
         println!("{line}");
         release();
         let (sender, closed) = std::sync::mpsc::channel();
-        thread::spawn(move || sender.send(service.close(FinishReason::Success, None)));
+        thread::spawn(move || sender.send(service.close()));
         match closed.recv_timeout(CLOSE_LIMIT) {
             Ok(Ok(())) => Ok(ExitCode::SUCCESS),
             Ok(Err(error)) => {

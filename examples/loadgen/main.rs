@@ -39,7 +39,6 @@ use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use tinker::TrainingClient;
-use tinker::client::SamplerSource;
 use tinker::types::Stop;
 use tinker::{Datum, LoraConfig, ModelInput, SamplingClient, SamplingParams, ServiceClient};
 
@@ -122,8 +121,7 @@ impl Load {
 
     fn sampler(&self) -> anyhow::Result<(ServiceClient, SamplingClient)> {
         let service = ServiceClient::from_env()?;
-        let source = SamplerSource::base_model(self.model(&service)?);
-        let sampler = service.create_sampling_client(source)?;
+        let sampler = service.create_sampling_client(self.model(&service)?)?;
         Ok((service, sampler))
     }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tinker::types::{LossOutput, SampledSequence, StopReason};
-use tinker::{__bench as wire, AdamParams, ForwardBackwardOutput, LossFn, ModelInput};
+use tinker::unversioned::bench as wire;
+use tinker::{AdamParams, ForwardBackwardOutput, LossFn, ModelInput};
 use tinker::{SampleOptions, SampleResponse, TensorData};
 
 use crate::process::{Figures, Meter, Process};

@@ -15,7 +15,6 @@ mod rest;
 mod resume;
 mod sampling;
 mod service;
-mod train_ops;
 mod training;
 
 pub use crate::runtime::sampling::SamplingProgress;
@@ -23,8 +22,7 @@ pub use crate::runtime::training::ChunkOutput;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};
 pub use rest::{CopyOptions, ListOptions, Pages, RestClient};
-pub use resume::{Recovery, ResumeOptions};
+pub use resume::{Recovery, Resume};
 pub use sampling::{SamplerSource, SamplingClient};
 pub use service::{ServiceClient, TrainingOptions};
-pub use train_ops::{ExportOptions, SaveOptions};
-pub use training::{ChunkOutputs, TrainStep, TrainingClient};
+pub use training::{ChunkOutputs, Export, Save, TrainStep, TrainingClient};

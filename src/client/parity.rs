@@ -10,7 +10,6 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::client::SaveOptions;
 use crate::local::LocalServer;
 use crate::local_clients::{datum, service, train};
 use crate::types::{AdamParams, LossFn};
@@ -78,10 +77,7 @@ fn run_ours(server: &LocalServer) {
             .forward(&[datum(4)], loss.clone())
             .unwrap()
             .map(drop),
-        training
-            .save_state("one", SaveOptions::default())
-            .unwrap()
-            .map(drop),
+        training.save_state("one").unwrap().map(drop),
         training
             .forward_backward(&range(2..9), loss)
             .unwrap()
@@ -91,10 +87,7 @@ fn run_ours(server: &LocalServer) {
             .unwrap()
             .map(drop),
         training.optim_step(adam).unwrap().map(drop),
-        training
-            .save_weights_for_sampler("two", SaveOptions::default())
-            .unwrap()
-            .map(drop),
+        training.save_weights_for_sampler("two").unwrap().map(drop),
     ];
     for step in steps {
         step.join().unwrap();

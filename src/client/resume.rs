@@ -1,41 +1,73 @@
 //! Going on from a checkpoint.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::service::{ServiceClient, TrainingOptions};
-use super::train_ops::checked_path;
 use super::training::TrainingClient;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::session::Session;
-use crate::transport::Request;
 use crate::types::{
-    Checkpoint, CheckpointKind, CheckpointPage, LoadWeightsResponse, LoraConfig, OptimizerConfig,
-    TrainingRun, WeightsInfo,
+    AccessScope, Checkpoint, CheckpointKind, CheckpointRef, LoadWeightsResponse, LoraConfig,
+    OptimizerConfig, TrainingRun, WeightsInfo,
 };
-use crate::wire::request::{LoadWeightsRequest, WeightsInfoRequest, to_json};
+use crate::wire::request::{LoadWeightsRequest, to_json};
 use crate::wire::route;
 
-/// How to go on from a checkpoint.
-#[derive(Debug, Clone, Default)]
+/// A checkpoint to go on from, and how.
+///
+/// Anything that names a checkpoint will do wherever one is taken.
+///
+/// ```
+/// use tinker::client::Resume;
+///
+/// let plain = Resume::from("tinker://run/weights/step-100");
+/// let noted = Resume::from_checkpoint("tinker://run/weights/step-100").with_metadata("try", 2);
+/// assert_eq!(plain.checkpoint, noted.checkpoint);
+/// ```
+#[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct ResumeOptions {
+pub struct Resume {
+    /// Where the weights are.
+    pub checkpoint: CheckpointRef,
     /// Another base model than the checkpoint's. Default: the checkpoint's.
     pub base_model: Option<String>,
+    /// The optimiser family of the new run, where the checkpoint's optimiser is not taken over.
+    /// Default: AdamW.
+    pub optimizer: Option<OptimizerConfig>,
     /// A token that grants access to someone else's checkpoint. Default: none.
     pub weights_access_token: Option<Secret>,
     /// Free-form metadata of the new run. Default: none.
     pub metadata: Option<Map<String, Value>>,
 }
 
-impl ResumeOptions {
+impl Resume {
+    /// Goes on from this checkpoint.
+    pub fn from_checkpoint(checkpoint: impl Into<CheckpointRef>) -> Self {
+        Self {
+            checkpoint: checkpoint.into(),
+            base_model: None,
+            optimizer: None,
+            weights_access_token: None,
+            metadata: None,
+        }
+    }
+
     /// Sets another base model.
     #[must_use]
     pub fn with_base_model(mut self, name: impl Into<String>) -> Self {
         self.base_model = Some(name.into());
+        self
+    }
+
+    /// Sets the optimiser family of the new run.
+    #[must_use]
+    pub fn with_optimizer(mut self, optimizer: OptimizerConfig) -> Self {
+        self.optimizer = Some(optimizer);
         self
     }
 
@@ -56,6 +88,12 @@ impl ResumeOptions {
     }
 }
 
+impl<C: Into<CheckpointRef>> From<C> for Resume {
+    fn from(checkpoint: C) -> Self {
+        Self::from_checkpoint(checkpoint)
+    }
+}
+
 /// A client that goes on from a run's last checkpoint, and what was lost on the way.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -73,16 +111,27 @@ pub struct Recovery {
 impl ServiceClient {
     /// Creates a model from saved weights; the optimiser starts afresh.
     ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let service = tinker::ServiceClient::from_env()?;
+    /// use tinker::{client::Resume, types::OptimizerConfig};
+    ///
+    /// let path = "tinker://run/weights/step-100";
+    /// let training = service.create_training_client_from_state(path)?;
+    /// let resume = Resume::from_checkpoint(path).with_optimizer(OptimizerConfig::Dimuon);
+    /// let training = service.create_training_client_from_state(resume)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the path does not begin with `tinker://`, or names weights that are
-    /// not an adapter.
+    /// [`Error::Invalid`] if the path does not begin with `tinker://`; [`Error::Reply`] for
+    /// weights that are not an adapter.
     pub fn create_training_client_from_state(
         &self,
-        path: &str,
-        options: ResumeOptions,
+        resume: impl Into<Resume>,
     ) -> Result<TrainingClient> {
-        self.resume(path, false, &options)
+        self.resume(&resume.into(), false)
     }
 
     /// Creates a model from saved weights and optimiser: training goes on where it was.
@@ -90,24 +139,25 @@ impl ServiceClient {
     /// ```no_run
     /// # fn main() -> tinker::Result<()> {
     /// # let service = tinker::ServiceClient::from_env()?;
-    /// use tinker::client::ResumeOptions;
-    ///
-    /// let training = service.create_training_client_from_state_with_optimizer(
-    ///     "tinker://run/weights/step-100",
-    ///     ResumeOptions::default(),
-    /// )?;
+    /// let path = "tinker://run/weights/step-100";
+    /// let training = service.create_training_client_from_state_with_optimizer(path)?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`create_training_client_from_state`](Self::create_training_client_from_state).
+    /// As [`create_training_client_from_state`](Self::create_training_client_from_state), and
+    /// [`Error::Invalid`] for an optimiser family, which is the checkpoint's here.
     pub fn create_training_client_from_state_with_optimizer(
         &self,
-        path: &str,
-        options: ResumeOptions,
+        resume: impl Into<Resume>,
     ) -> Result<TrainingClient> {
-        self.resume(path, true, &options)
+        let resume = resume.into();
+        if resume.optimizer.is_some() {
+            let problem = "is the checkpoint's where its state is loaded";
+            return Err(Error::invalid("optimizer", problem));
+        }
+        self.resume(&resume, true)
     }
 
     /// Finds the last training checkpoint of a run and goes on from it, optimiser included. For
@@ -117,16 +167,10 @@ impl ServiceClient {
     ///
     /// [`Error::Invalid`] if the run has no training checkpoint; otherwise what the service says.
     pub fn recover(&self, run_id: &str) -> Result<Recovery> {
-        let link = self.link()?;
-        let route = &route::GET_TRAINING_RUN;
-        let path = route.path(&[run_id])?;
-        let request = Request::to(route, path).with_query("access_scope=owned");
-        let run: TrainingRun = link.call(request, route.into())?;
-        let route = &route::LIST_CHECKPOINTS;
-        let request = Request::to(route, route.path(&[run_id])?);
-        let listed: CheckpointPage = link.call(request, route.into())?;
+        let rest = self.rest();
+        let run = rest.training_run(run_id, AccessScope::Owned)?;
+        let listed = rest.list_checkpoints(run_id)?;
         let checkpoint = listed
-            .checkpoints
             .into_iter()
             .filter(|checkpoint| checkpoint.checkpoint_type == CheckpointKind::Training)
             .max_by_key(|checkpoint| checkpoint.time)
@@ -140,7 +184,7 @@ impl ServiceClient {
             "recovering {run_id} from {}; {lost:?} of work after it is lost",
             checkpoint.tinker_path
         );
-        let training = self.resume(&checkpoint.tinker_path, true, &ResumeOptions::default())?;
+        let training = self.resume(&Resume::from(&checkpoint), true)?;
         Ok(Recovery {
             training,
             checkpoint,
@@ -149,70 +193,62 @@ impl ServiceClient {
         })
     }
 
-    fn resume(
-        &self,
-        path: &str,
-        optimizer: bool,
-        options: &ResumeOptions,
-    ) -> Result<TrainingClient> {
-        checked_path(path)?;
+    fn resume(&self, resume: &Resume, with_state: bool) -> Result<TrainingClient> {
+        resume.checkpoint.checked()?;
         let session = self.session()?;
         if session.core.client_config.create_model_via_load_weights {
-            return resume_in_one(&session, path, optimizer, options);
+            return resume_in_one(&session, resume, with_state);
         }
-        let info = self.weights_info(path, options.weights_access_token.as_ref())?;
+        let info = self.weights_info(resume)?;
+        let optimizer = match with_state {
+            true => info.optimizer_config.clone(),
+            false => resume.optimizer.clone().unwrap_or_default(),
+        };
         let creation = TrainingOptions {
             lora: adapter_of(&info)?,
-            optimizer: match optimizer {
-                true => info.optimizer_config.clone(),
-                false => OptimizerConfig::default(),
-            },
-            metadata: options.metadata.clone(),
+            optimizer,
+            metadata: resume.metadata.clone(),
         };
-        let base_model = options.base_model.as_deref().unwrap_or(&info.base_model);
+        let base_model = resume.base_model.as_deref().unwrap_or(&info.base_model);
         let model_id = self.create_model(&session, base_model, &creation)?;
         let training = TrainingClient::start(session, model_id, 1)?;
-        let token = options.weights_access_token.clone();
-        training.load(path, optimizer, token)?.join()?;
+        let token = resume.weights_access_token.clone();
+        training
+            .load(&resume.checkpoint, with_state, token)?
+            .join()?;
         Ok(training)
     }
 
     /// What saved weights are; a token asks in its own name.
-    fn weights_info(&self, path: &str, token: Option<&Secret>) -> Result<WeightsInfo> {
-        let body = to_json(&WeightsInfoRequest {
-            tinker_path: path.into(),
-        })?;
-        let link = match token {
-            None => self.link()?,
-            Some(token) => {
-                let config = self.config().clone().with_api_key(token.clone());
-                ServiceClient::new(config)?.link()?
-            }
+    fn weights_info(&self, resume: &Resume) -> Result<WeightsInfo> {
+        let asker = match &resume.weights_access_token {
+            None => self.clone(),
+            Some(token) => ServiceClient::new(self.config().clone().with_api_key(token.clone()))?,
         };
-        link.json(&route::WEIGHTS_INFO, &body)
+        asker.rest().weights_info(&resume.checkpoint)
     }
 }
 
 /// One request that creates the model and loads it; its id follows from the session's.
 fn resume_in_one(
     session: &Arc<Session>,
-    path: &str,
-    optimizer: bool,
-    options: &ResumeOptions,
+    resume: &Resume,
+    with_state: bool,
 ) -> Result<TrainingClient> {
     let core = &session.core;
     let number = session.next_model();
-    let mut request =
-        LoadWeightsRequest::new_model(core.session_id.as_str(), number, path, optimizer);
-    request.base_model = options.base_model.as_deref().map(Into::into);
-    request.user_metadata = options.metadata.as_ref().map(std::borrow::Cow::Borrowed);
-    let token = options.weights_access_token.as_ref();
+    let (session_id, path) = (core.session_id.as_str(), resume.checkpoint.as_str());
+    let mut request = LoadWeightsRequest::new_model(session_id, number, path, with_state);
+    request.base_model = resume.base_model.as_deref().map(Into::into);
+    request.user_metadata = resume.metadata.as_ref().map(Cow::Borrowed);
+    request.optimizer_config = resume.optimizer.as_ref().map(Cow::Borrowed);
+    let token = resume.weights_access_token.as_ref();
     request.weights_access_token = token.map(|token| token.expose().into());
     let body = to_json(&request)?;
     let _: LoadWeightsResponse = session
         .run(&route::LOAD_WEIGHTS, "LoadWeights", &body)?
         .join()?;
-    let model_id = format!("{}:train:{number}", core.session_id);
+    let model_id = format!("{session_id}:train:{number}").into();
     TrainingClient::start(session.clone(), model_id, 1)
 }
 

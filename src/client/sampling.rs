@@ -6,72 +6,106 @@ use std::sync::Arc;
 use super::batch::SampleBatch;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
-use crate::runtime::sampling::{Sampler, SamplingProgress};
+use crate::runtime::sampling::{Sampler, SamplingProgress, Settings};
 use crate::runtime::session::Session;
 use crate::sync::lock;
 use crate::transport::Request;
 use crate::types::{
-    ModelInput, PromptLogprobs, SampleOptions, SampleRequest, SampleResponse, SamplerInfo,
+    Checkpoint, CheckpointRef, ModelInput, PromptLogprobs, SampleOptions, SampleRequest,
+    SampleResponse, SamplerInfo, SamplingSessionId, TinkerPath,
 };
 use crate::wire::handle::{Holder, SamplerHandle};
 use crate::wire::route;
 
 /// What a sampling client samples from.
 ///
-/// A string is taken for a `tinker://` path if it begins like one, else for a base model.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Text is taken for saved weights if it begins with `tinker://`, else for a base model.
+///
+/// ```
+/// use tinker::client::SamplerSource;
+///
+/// assert_eq!(SamplerSource::from("Qwen/Qwen3-8B"), SamplerSource::base_model("Qwen/Qwen3-8B"));
+/// let path = "tinker://run/sampler_weights/final";
+/// assert_eq!(SamplerSource::from(path), SamplerSource::weights(path));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SamplerSource {
+pub enum SamplerSource {
     /// A model without an adapter.
-    pub base_model: Option<String>,
-    /// Saved weights.
-    pub model_path: Option<String>,
-    /// Whether the service remembers what stability-aware training needs. Default: no.
-    pub record_stability_info: bool,
+    BaseModel(String),
+    /// Saved weights: `tinker://…/sampler_weights/…`.
+    Weights(CheckpointRef),
+    /// A sampler that is there already, by its id; it lives as long as the session that made it.
+    Session(SamplingSessionId),
 }
 
 impl SamplerSource {
     /// A model without an adapter.
     pub fn base_model(name: impl Into<String>) -> Self {
-        Self {
-            base_model: Some(name.into()),
-            ..Self::default()
-        }
+        Self::BaseModel(name.into())
     }
 
-    /// Saved weights: `tinker://…/sampler_weights/…`.
-    pub fn model_path(path: impl Into<String>) -> Self {
-        Self {
-            model_path: Some(path.into()),
-            ..Self::default()
-        }
-    }
-
-    /// Has the service remember what stability-aware training needs.
-    #[must_use]
-    pub fn with_stability_info(mut self) -> Self {
-        self.record_stability_info = true;
-        self
-    }
-
-    pub(super) fn validate(&self) -> Result<()> {
-        match (&self.base_model, &self.model_path) {
-            (None, None) => Err(Error::invalid("model_path", "or a base model is required")),
-            (_, Some(path)) if !path.starts_with("tinker://") => Err(Error::invalid(
-                "model_path",
-                format!("must begin with tinker://, got {path:?}"),
-            )),
-            _ => Ok(()),
-        }
+    /// Saved weights.
+    #[doc(alias = "model_path")]
+    pub fn weights(path: impl Into<CheckpointRef>) -> Self {
+        Self::Weights(path.into())
     }
 }
 
 impl From<&str> for SamplerSource {
     fn from(text: &str) -> Self {
-        match text.starts_with("tinker://") {
-            true => Self::model_path(text),
+        match text.starts_with(TinkerPath::PREFIX) {
+            true => Self::weights(text),
             false => Self::base_model(text),
         }
+    }
+}
+
+impl From<String> for SamplerSource {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+impl From<&String> for SamplerSource {
+    fn from(text: &String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+impl From<CheckpointRef> for SamplerSource {
+    fn from(weights: CheckpointRef) -> Self {
+        Self::Weights(weights)
+    }
+}
+
+impl From<TinkerPath> for SamplerSource {
+    fn from(weights: TinkerPath) -> Self {
+        Self::weights(weights)
+    }
+}
+
+impl From<&TinkerPath> for SamplerSource {
+    fn from(weights: &TinkerPath) -> Self {
+        Self::weights(weights)
+    }
+}
+
+impl From<&Checkpoint> for SamplerSource {
+    fn from(weights: &Checkpoint) -> Self {
+        Self::weights(weights)
+    }
+}
+
+impl From<SamplingSessionId> for SamplerSource {
+    fn from(id: SamplingSessionId) -> Self {
+        Self::Session(id)
+    }
+}
+
+impl From<&SamplingSessionId> for SamplerSource {
+    fn from(id: &SamplingSessionId) -> Self {
+        Self::Session(id.clone())
     }
 }
 
@@ -86,6 +120,7 @@ impl From<&str> for SamplerSource {
 #[derive(Clone)]
 pub struct SamplingClient {
     inner: Arc<Inner>,
+    record_stability_info: bool,
 }
 
 struct Inner {
@@ -96,14 +131,30 @@ struct Inner {
 impl SamplingClient {
     pub(super) fn new(
         session: Arc<Session>,
-        sampling_session_id: String,
-        record_stability_info: bool,
+        sampling_session_id: SamplingSessionId,
         is_clone: bool,
     ) -> Self {
-        let sampler = session.sampler(sampling_session_id, record_stability_info, is_clone);
+        let sampler = session.sampler(sampling_session_id, is_clone);
         Self {
             inner: Arc::new(Inner { sampler, session }),
+            record_stability_info: false,
         }
+    }
+
+    /// This client with the service recording, for every sample, what stability-aware training
+    /// ([`LossFn::StableReinforce`](crate::LossFn::StableReinforce)) needs later. Clones made
+    /// before stay as they are.
+    ///
+    /// ```no_run
+    /// # fn example(training: tinker::TrainingClient) -> tinker::Result<()> {
+    /// let sampler = training.save_weights_and_get_sampling_client()?.with_stability_info();
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "record_stability_info")]
+    #[must_use]
+    pub fn with_stability_info(mut self) -> Self {
+        self.record_stability_info = true;
+        self
     }
 
     /// Samples and waits for the result.
@@ -235,7 +286,7 @@ impl SamplingClient {
     }
 
     /// The id of the sampling session.
-    pub fn sampling_session_id(&self) -> &str {
+    pub fn sampling_session_id(&self) -> &SamplingSessionId {
         &self.inner.sampler.sampling_session_id
     }
 
@@ -255,9 +306,9 @@ impl SamplingClient {
         holder.client_dynamic_config = lock(&core.dynamic).clone();
         SamplerHandle {
             session_id: core.session_id.clone(),
-            sampling_session_id: self.sampling_session_id().to_owned(),
+            sampling_session_id: self.sampling_session_id().to_string(),
             holder,
-            record_stability_info: self.inner.sampler.record_stability_info,
+            record_stability_info: self.record_stability_info,
         }
         .encode()
     }
@@ -268,9 +319,12 @@ impl SamplingClient {
         options: SampleOptions,
         retries: bool,
     ) -> Result<Pending<SampleResponse>> {
+        let settings = Settings {
+            retries,
+            record_stability_info: self.record_stability_info,
+        };
         let keep = self.inner.clone();
-        let inner = &self.inner;
-        inner.sampler.submit(keep, prompt, options, retries)
+        self.inner.sampler.submit(keep, prompt, options, settings)
     }
 }
 

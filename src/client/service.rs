@@ -15,7 +15,8 @@ use crate::runtime::session::{Opened, Session, fetch_dynamic};
 use crate::runtime::stop::Stop;
 use crate::transport::Transport;
 use crate::types::{
-    ClientConfig, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, WhoAmI, console,
+    ClientConfig, FinishReason, LoraConfig, ModelId, OptimizerConfig, ServerCapabilities,
+    SessionId, WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
 use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply};
@@ -90,8 +91,7 @@ impl ServiceClient {
     }
 
     /// A client whose pauses a test can read instead of sitting through.
-    #[doc(hidden)]
-    pub fn with_clock(config: Config, clock: Clock) -> Result<Self> {
+    pub(crate) fn with_clock(config: Config, clock: Clock) -> Result<Self> {
         Ok(Self {
             inner: Arc::new(Inner {
                 transport: Transport::new(&config)?,
@@ -162,7 +162,7 @@ impl ServiceClient {
         session: &Arc<Session>,
         base_model: &str,
         options: &TrainingOptions,
-    ) -> Result<String> {
+    ) -> Result<ModelId> {
         let core = &session.core;
         let body = to_json(&CreateModelRequest {
             session_id: core.session_id.as_str().into(),
@@ -175,32 +175,30 @@ impl ServiceClient {
         let reply: CreateModelReply = session
             .run(&route::CREATE_MODEL, "CreateModel", &body)?
             .join()?;
-        Ok(reply.model_id)
+        Ok(reply.model_id.into())
     }
 
-    /// Makes a sampling client for a base model or for saved weights.
+    /// Makes a sampling client for a base model, for saved weights, or for a sampler that is there
+    /// already.
     ///
     /// ```no_run
     /// # fn main() -> tinker::Result<()> {
     /// # let service = tinker::ServiceClient::from_env()?;
-    /// use tinker::client::SamplerSource;
-    ///
-    /// let base = service.create_sampling_client(SamplerSource::base_model("Qwen/Qwen3-8B"))?;
+    /// let base = service.create_sampling_client("Qwen/Qwen3-8B")?;
     /// let tuned = service.create_sampling_client("tinker://run/sampler_weights/final")?;
+    /// let same = service.create_sampling_client(tuned.sampling_session_id())?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if neither a model nor a `tinker://` path is given.
+    /// [`Error::Invalid`] for an empty name and for weights whose path does not begin with
+    /// `tinker://`; otherwise what the service says, such as an unknown model.
     pub fn create_sampling_client(
         &self,
         source: impl Into<SamplerSource>,
     ) -> Result<SamplingClient> {
-        let source = source.into();
-        source.validate()?;
-        let session = self.session()?;
-        open_sampler(&session, &source)
+        open_sampler(&self.session()?, &source.into())
     }
 
     /// Makes a sampling client from a handle that another client, of this SDK or the Python one,
@@ -229,12 +227,11 @@ impl ServiceClient {
             dynamic,
             handle.session_id,
         )?;
-        Ok(SamplingClient::new(
-            session,
-            handle.sampling_session_id,
-            handle.record_stability_info,
-            true,
-        ))
+        let client = SamplingClient::new(session, handle.sampling_session_id.into(), true);
+        Ok(match handle.record_stability_info {
+            true => client.with_stability_info(),
+            false => client,
+        })
     }
 
     /// Whose credential this is. Known only where the service exchanges tokens.
@@ -253,8 +250,8 @@ impl ServiceClient {
     }
 
     /// The id of the session, which this opens if need be.
-    pub fn session_id(&self) -> Result<String> {
-        Ok(self.session()?.core.session_id.clone())
+    pub fn session_id(&self) -> Result<SessionId> {
+        Ok(self.session()?.core.session_id.as_str().into())
     }
 
     /// Where the console shows the session.
@@ -262,18 +259,37 @@ impl ServiceClient {
         Ok(console::session_url(&self.session_id()?))
     }
 
-    /// Sends what is queued, tells the service how the session ended, and stops every thread.
+    /// Sends what is queued, tells the service that the session ended well, and stops every
+    /// thread.
     ///
     /// The first close wins; further ones do nothing. Without it the last drop closes the
-    /// session as a success, or as errored during a panic. A program that is interrupted can
-    /// pass [`FinishReason::Interrupted`]. A call that another thread is making, the opening of
-    /// the session included, ends with [`Error::Closed`].
+    /// session as a success, or as errored during a panic. A call that another thread is making,
+    /// the opening of the session included, ends with [`Error::Closed`].
     ///
     /// # Errors
     ///
     /// If the service could not be told, or [`Error::Closed`] counting operations that were still
     /// queued and are given up. The client is closed in any case.
-    pub fn close(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
+        self.close_as(FinishReason::Success, None)
+    }
+
+    /// Closes the client and says how the session ended: a program that is interrupted can pass
+    /// [`FinishReason::Interrupted`].
+    ///
+    /// ```no_run
+    /// # fn main() -> tinker::Result<()> {
+    /// # let service = tinker::ServiceClient::from_env()?;
+    /// use tinker::types::FinishReason;
+    ///
+    /// service.close_as(FinishReason::Interrupted, Some("control-c"))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Self::close).
+    pub fn close_as(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
         self.inner.link.close();
         let result = match self.inner.session.close() {
             Some(session) => session.close(reason, detail),
@@ -369,33 +385,32 @@ impl TrainingOptions {
     }
 }
 
-/// Opens a sampling session.
+/// Opens a sampling session, or joins one.
 pub(super) fn open_sampler(
     session: &Arc<Session>,
     source: &SamplerSource,
 ) -> Result<SamplingClient> {
     session.check_open()?;
+    let (base_model, model_path) = match source {
+        SamplerSource::BaseModel(name) if name.is_empty() => {
+            return Err(Error::invalid("base_model", "must not be empty"));
+        }
+        SamplerSource::BaseModel(name) => (Some(name.as_str()), None),
+        SamplerSource::Weights(path) => (None, Some(path.checked()?)),
+        // Numbered as a clone: its maker may be sampling too.
+        SamplerSource::Session(id) => {
+            return Ok(SamplingClient::new(session.clone(), id.clone(), true));
+        }
+    };
     let core = &session.core;
     let body = to_json(&CreateSamplingSessionRequest {
         session_id: core.session_id.as_str().into(),
         sampling_session_seq_id: session.next_sampler(),
-        base_model: source.base_model.as_deref().map(Into::into),
-        model_path: source.model_path.as_deref().map(Into::into),
+        base_model: base_model.map(Into::into),
+        model_path: model_path.map(Into::into),
     })?;
     let reply: CreateSamplingSessionReply =
         core.link.json(&route::CREATE_SAMPLING_SESSION, &body)?;
-    Ok(SamplingClient::new(
-        session.clone(),
-        reply.sampling_session_id,
-        source.record_stability_info,
-        false,
-    ))
-}
-
-impl TrainingClient {
-    /// Starts the queue of a model whose next request has number `next`.
-    pub(super) fn start(session: Arc<Session>, model_id: String, next: i32) -> Result<Self> {
-        let queue = session.start_queue(model_id, next)?;
-        Ok(Self::new(queue, session))
-    }
+    let id = reply.sampling_session_id.into();
+    Ok(SamplingClient::new(session.clone(), id, false))
 }

@@ -446,23 +446,6 @@ impl Config {
         self
     }
 
-    /// How often the session tells the service that it lives. The service expects 10 s; tests
-    /// set it shorter.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_heartbeat_interval(mut self, interval: Duration) -> Self {
-        self.heartbeat = interval;
-        self
-    }
-
-    /// How long a poll for a result is held open. The service expects 45 s; tests set it shorter.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_poll_timeout(mut self, limit: Duration) -> Self {
-        self.poll_timeout = limit;
-        self
-    }
-
     /// Calls `observer` whenever the service says something about the queue an operation waits
     /// in. It runs on a thread that waits for results, so it should be brief; a panic in it is
     /// caught. Default: none; paused queues are logged once a minute in any case.
@@ -524,6 +507,8 @@ impl Config {
     /// assert!(!Config::default().has_credential());
     /// assert!(Config::default().with_api_key("tml-mine").has_credential());
     /// ```
+    #[doc(alias = "auth")]
+    #[doc(alias = "tinker_has_credentials")]
     pub fn has_credential(&self) -> bool {
         let stored = || {
             let keys = self.credential_store()?.load().ok()?;

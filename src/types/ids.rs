@@ -21,6 +21,7 @@ string_id! {
 
 string_id! {
     /// A model being trained, which is also the id of its training run (`S1:train:0`).
+    #[doc(alias = "ModelID")]
     ModelId
 }
 
@@ -40,6 +41,7 @@ string_id! {
 }
 
 /// What a checkpoint holds.
+#[doc(alias = "CheckpointType")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointKind {
@@ -93,6 +95,7 @@ impl fmt::Display for CheckpointKind {
 /// assert!("tinker://S1:train:0".parse::<TinkerPath>().is_err());
 /// # Ok::<(), tinker::Error>(())
 /// ```
+#[doc(alias = "ParsedCheckpointTinkerPath")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TinkerPath {
     run_id: ModelId,

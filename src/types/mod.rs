@@ -21,6 +21,7 @@
 
 mod macros;
 
+mod checkpoint_ref;
 pub mod console;
 mod custom_loss;
 mod datum;
@@ -32,12 +33,13 @@ mod queue;
 mod records;
 mod sampled;
 mod sampling;
-mod server_config;
-pub mod telemetry;
+pub(crate) mod server_config;
+pub(crate) mod telemetry;
 mod tensor;
 mod time;
 mod training;
 
+pub use checkpoint_ref::CheckpointRef;
 pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};
 pub use datum::{Datum, DatumRange, Provenance, ProvenanceSpan, SpanKind, chunk_ranges};
 pub use ids::{
@@ -55,7 +57,7 @@ pub use sampled::{
     PromptAltTokens, PromptLogprobs, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
 };
 pub use sampling::{SampleOptions, SampleRequest, SamplingParams, Stop};
-pub use server_config::{ClientConfig, DynamicConfig};
+pub(crate) use server_config::{ClientConfig, DynamicConfig};
 pub use tensor::{Csr, Dtype, TensorData, TensorValues};
 pub use time::{Date, Timestamp};
 pub use training::{

@@ -112,79 +112,66 @@ impl AdamParams {
 /// ```
 /// use tinker::types::DimuonParams;
 ///
-/// let params = DimuonParams::new(0.02)?.with_beta1(0.95)?;
-/// assert_eq!(params.beta1(), 0.95);
-/// assert!(DimuonParams::new(-1.0).is_err());
-/// # Ok::<(), tinker::Error>(())
+/// let params = DimuonParams::learning_rate(0.02).with_beta1(0.95);
+/// assert_eq!(params.beta1, 0.95);
+/// assert!(DimuonParams::learning_rate(-1.0).validate().is_err());
 /// ```
+#[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DimuonParams {
-    learning_rate: f64,
-    grad_clip_norm: f64,
-    beta1: f64,
+    /// Step size.
+    pub learning_rate: f64,
+    /// Largest global gradient norm; 0 or less means no clipping. Default: 0.
+    pub grad_clip_norm: f64,
+    /// The momentum's decay, from 0 up to but not including 1. Default: 0.9.
+    pub beta1: f64,
 }
 
 impl DimuonParams {
-    /// Parameters with this step size, which must be finite and not negative.
-    ///
-    /// # Errors
-    ///
-    /// If it is not.
-    pub fn new(learning_rate: f64) -> Result<Self> {
-        check_finite("learning_rate", learning_rate)?;
-        if learning_rate < 0.0 {
-            return Err(Error::invalid(
-                "learning_rate",
-                format!("must be at least 0, got {learning_rate}"),
-            ));
-        }
-        Ok(Self {
+    /// The defaults with this step size, which must be finite and not negative.
+    pub fn learning_rate(learning_rate: f64) -> Self {
+        Self {
             learning_rate,
             grad_clip_norm: 0.0,
             beta1: 0.9,
-        })
-    }
-
-    /// Sets the momentum's decay, from 0 up to but not including 1. Default: 0.9.
-    ///
-    /// # Errors
-    ///
-    /// If it is outside that range.
-    pub fn with_beta1(mut self, beta1: f64) -> Result<Self> {
-        if !(0.0..1.0).contains(&beta1) {
-            return Err(Error::invalid(
-                "beta1",
-                format!("must be at least 0 and below 1, got {beta1}"),
-            ));
         }
-        self.beta1 = beta1;
-        Ok(self)
     }
 
-    /// Sets the largest global gradient norm; 0 or less means no clipping. Default: 0.
+    /// Sets the momentum's decay.
+    #[must_use]
+    pub fn with_beta1(mut self, beta1: f64) -> Self {
+        self.beta1 = beta1;
+        self
+    }
+
+    /// Sets the largest global gradient norm.
+    #[must_use]
+    pub fn with_grad_clip_norm(mut self, norm: f64) -> Self {
+        self.grad_clip_norm = norm;
+        self
+    }
+
+    /// Checks that every parameter is in its range. Clients call this before sending.
     ///
     /// # Errors
     ///
-    /// If it is not finite.
-    pub fn with_grad_clip_norm(mut self, norm: f64) -> Result<Self> {
-        check_finite("grad_clip_norm", norm)?;
-        self.grad_clip_norm = norm;
-        Ok(self)
-    }
-
-    /// The step size.
-    pub fn learning_rate(&self) -> f64 {
-        self.learning_rate
-    }
-
-    /// The momentum's decay.
-    pub fn beta1(&self) -> f64 {
-        self.beta1
-    }
-
-    /// The largest global gradient norm.
-    pub fn grad_clip_norm(&self) -> f64 {
-        self.grad_clip_norm
+    /// [`Error::Invalid`] naming the first that is not.
+    pub fn validate(&self) -> Result<()> {
+        check_finite("learning_rate", self.learning_rate)?;
+        check_finite("grad_clip_norm", self.grad_clip_norm)?;
+        let problem = |field, problem: &str, value| {
+            Err(Error::invalid(
+                field,
+                format!("must be {problem}, got {value}"),
+            ))
+        };
+        if self.learning_rate < 0.0 {
+            return problem("learning_rate", "at least 0", self.learning_rate);
+        }
+        if !(0.0..1.0).contains(&self.beta1) {
+            return problem("beta1", "at least 0 and below 1", self.beta1);
+        }
+        Ok(())
     }
 }
 
@@ -264,9 +251,11 @@ impl<'de> Deserialize<'de> for OptimizerFamily {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum OptimizerConfig {
     /// AdamW; steps take [`AdamParams`].
+    #[doc(alias = "AdamOptimizerConfig")]
     #[default]
     AdamW,
     /// Dimuon, version 1; steps take [`DimuonParams`].
+    #[doc(alias = "DimuonOptimizerConfig")]
     Dimuon,
     /// A family this version does not know.
     Other(OptimizerFamily),
@@ -306,6 +295,7 @@ impl<'de> Deserialize<'de> for OptimizerConfig {
 /// let params: OptimizerParams = AdamParams::default().into();
 /// assert!(matches!(params, OptimizerParams::Adam(_)));
 /// ```
+#[doc(alias = "OptimParams")]
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq)]
 pub enum OptimizerParams {
@@ -322,12 +312,12 @@ impl OptimizerParams {
     ///
     /// # Errors
     ///
-    /// If a parameter is not finite.
+    /// If a parameter is not finite or out of its range.
     pub fn validate(&self) -> Result<()> {
         match self {
             Self::Adam(params) => params.validate(),
-            // Checked when they were built.
-            Self::Dimuon(_) | Self::Other(_) => Ok(()),
+            Self::Dimuon(params) => params.validate(),
+            Self::Other(_) => Ok(()),
         }
     }
 }
@@ -404,13 +394,10 @@ fn dimuon_from(fields: Map<String, Value>) -> Result<DimuonParams> {
     }
     let raw: Raw = serde_json::from_value(Value::Object(fields))
         .map_err(|error| Error::invalid("optimizer_params", error.to_string()))?;
-    let mut params = DimuonParams::new(raw.learning_rate)?;
-    if let Some(norm) = raw.grad_clip_norm {
-        params = params.with_grad_clip_norm(norm)?;
-    }
-    if let Some(beta1) = raw.beta1 {
-        params = params.with_beta1(beta1)?;
-    }
+    let mut params = DimuonParams::learning_rate(raw.learning_rate);
+    params.grad_clip_norm = raw.grad_clip_norm.unwrap_or(params.grad_clip_norm);
+    params.beta1 = raw.beta1.unwrap_or(params.beta1);
+    params.validate()?;
     Ok(params)
 }
 

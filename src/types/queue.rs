@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::RequestId;
+
 /// The state of the queue a request waits in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -29,7 +31,7 @@ pub struct QueueUpdate {
     /// What waits, such as `optim_step`.
     pub operation: &'static str,
     /// The service's id for it.
-    pub request_id: Option<String>,
+    pub request_id: Option<RequestId>,
     /// How long ago it was submitted.
     pub age: Duration,
     /// What the service says about its queue.
@@ -39,7 +41,7 @@ pub struct QueueUpdate {
 impl QueueUpdate {
     pub(crate) fn new(
         operation: &'static str,
-        request_id: Option<String>,
+        request_id: Option<RequestId>,
         age: Duration,
         queue: QueueStatus,
     ) -> Self {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// are ignored.
 ///
 /// ```
-/// let config: tinker::types::ClientConfig = serde_json::from_str(r#"{"new_flag": 1}"#)?;
+/// let config: tinker::unversioned::ClientConfig = serde_json::from_str(r#"{"new_flag": 1}"#)?;
 /// assert_eq!(config.fwdbwd_max_chunk_len, 1024);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -80,7 +80,7 @@ impl Default for ClientConfig {
 /// Settings fetched again from time to time.
 ///
 /// ```
-/// let config: tinker::types::DynamicConfig = serde_json::from_str("{}")?;
+/// let config: tinker::unversioned::DynamicConfig = serde_json::from_str("{}")?;
 /// assert_eq!(config.refresh_interval_sec, 300);
 /// # Ok::<(), serde_json::Error>(())
 /// ```

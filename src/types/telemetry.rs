@@ -91,7 +91,7 @@ pub struct Batch {
 ///
 /// ```
 /// use std::time::Duration;
-/// use tinker::types::telemetry::duration;
+/// use tinker::unversioned::telemetry::duration;
 ///
 /// assert_eq!(duration(Duration::from_millis(61_500)), "0:01:01.500000");
 /// assert_eq!(duration(Duration::from_secs(90_000)), "1 day, 1:00:00");

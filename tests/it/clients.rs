@@ -1,6 +1,5 @@
 //! The clients on the embedded server: the paved path, end to end.
 
-use tinker::client::{ResumeOptions, SaveOptions};
 use tinker::{AdamParams, Datum, LoraConfig, LossFn, ModelInput, SamplingParams, ServiceClient};
 
 use crate::support::local::base_model;
@@ -26,11 +25,11 @@ fn trains_saves_resumes_and_samples() {
     let losses: Vec<f64> = (0..5).map(|_| step(&training)).collect();
     assert!(losses[4] < losses[0], "{losses:?}");
 
-    let saved = training.save_state("half", SaveOptions::default()).unwrap();
+    let saved = training.save_state("half").unwrap();
     let path = saved.join().unwrap().path;
     let straight: Vec<f64> = (0..3).map(|_| step(&training)).collect();
     let resumed = service
-        .create_training_client_from_state_with_optimizer(&path, ResumeOptions::default())
+        .create_training_client_from_state_with_optimizer(&path)
         .unwrap();
     let again: Vec<f64> = (0..3).map(|_| step(&resumed)).collect();
     assert_eq!(straight, again);

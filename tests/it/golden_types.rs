@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tinker::types::*;
+use tinker::unversioned::{ClientConfig, DynamicConfig, telemetry};
 use tinker::{
     AdamParams, Datum, ForwardBackwardOutput, LoraConfig, ModelInput, Result, TensorData,
 };
@@ -295,11 +296,9 @@ fn request_value_rejections() {
             "adam extra field" => parse::<AdamParams>(&json!({"lr": 1}))
                 .map(drop)
                 .map_err(as_invalid),
-            "dimuon negative lr" => DimuonParams::new(-1.0).map(drop),
-            "dimuon nan lr" => DimuonParams::new(f64::NAN).map(drop),
-            "dimuon beta1 1" => DimuonParams::new(1.0)
-                .and_then(|p| p.with_beta1(1.0))
-                .map(drop),
+            "dimuon negative lr" => DimuonParams::learning_rate(-1.0).validate(),
+            "dimuon nan lr" => DimuonParams::learning_rate(f64::NAN).validate(),
+            "dimuon beta1 1" => DimuonParams::learning_rate(1.0).with_beta1(1.0).validate(),
             "search limit 0" => SessionSearch::default().with_limit(0).validate(),
             "search limit 201" => SessionSearch::default().with_limit(201).validate(),
             "search 11 owners" => SessionSearch::default()

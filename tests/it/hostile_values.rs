@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tinker::types::*;
+use tinker::unversioned::{ClientConfig, DynamicConfig, telemetry};
 use tinker::{Datum, ForwardBackwardOutput, SampleResponse};
 
 /// Reads the bytes as every type that comes from the service; shows and writes what it reads.

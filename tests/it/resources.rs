@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tinker::config::Config;
 use tinker::types::FinishReason;
+use tinker::unversioned::Intervals as _;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
 
 use crate::support::fake::{Fake, result_of, route, train};
@@ -301,7 +302,7 @@ fn killing_the_server_ends_everything_and_leaves_no_thread() {
                 "{error:?}"
             );
         }
-        let _ = service.close(FinishReason::Errored, None);
+        let _ = service.close_as(FinishReason::Errored, None);
         drop((service, training, sampler));
         report("threads", &[before, status("Threads:")]);
         std::process::exit(0);

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tinker::client::{CopyOptions, ListOptions, SaveOptions};
+use tinker::client::{CopyOptions, ListOptions};
 use tinker::config::Config;
-use tinker::testing::Clock;
 use tinker::types::{AccessScope, AuditEventType, Date, SessionSearch};
+use tinker::unversioned::Clock;
 use tinker::{Error, LoraConfig, RestClient, ServiceClient};
 
 use crate::support::scripted::{Recorded, Reply, Server};
@@ -18,7 +18,7 @@ fn client(server: &Server) -> (RestClient, Clock) {
     let config = Config::default()
         .with_base_url(format!("{}/base", server.url()))
         .with_api_key("tml-golden");
-    let service = ServiceClient::with_clock(config, clock.clone()).unwrap();
+    let service = tinker::unversioned::client_with_clock(config, clock.clone()).unwrap();
     (service.rest(), clock)
 }
 
@@ -132,10 +132,10 @@ fn every_call_is_the_one_the_python_sdk_makes() {
     let owned = AccessScope::Owned;
     let accessible = ListOptions::default().with_access_scope(AccessScope::Accessible);
     rest.training_run("R1", owned).unwrap();
-    let runs = rest.list_training_runs(&ListOptions::default().with_project("p"));
+    let runs = rest.list_training_runs(ListOptions::default().with_project("p"));
     assert_eq!(runs.unwrap().training_runs.len(), 1);
     assert_eq!(rest.list_checkpoints("R1").unwrap().len(), 1);
-    rest.list_user_checkpoints(&ListOptions::default()).unwrap();
+    rest.list_user_checkpoints(ListOptions::default()).unwrap();
     rest.session("S1", owned).unwrap();
     rest.list_sessions(&accessible).unwrap();
     rest.sampler("S1:sample:0").unwrap();
@@ -358,7 +358,7 @@ fn lists_what_the_embedded_server_keeps() {
         let training = service
             .create_lora_training_client(&model, LoraConfig::rank(2))
             .unwrap();
-        let saved = training.save_state("a", SaveOptions::default()).unwrap();
+        let saved = training.save_state("a").unwrap();
         paths.push(saved.join().unwrap().path);
     }
     let rest = service.rest();

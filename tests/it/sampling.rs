@@ -20,9 +20,7 @@ use crate::support::local::{base_model, service};
 use crate::support::scripted::{Gate, Reply};
 
 fn sampler(service: &ServiceClient) -> SamplingClient {
-    service
-        .create_sampling_client(SamplerSource::base_model(base_model(service)))
-        .unwrap()
+    service.create_sampling_client(base_model(service)).unwrap()
 }
 
 /// A request whose answer has a length of its own.
@@ -298,14 +296,10 @@ fn refuses_what_cannot_be_sampled_before_sending() {
     let service = fake.service();
     assert!(
         service
-            .create_sampling_client(SamplerSource::model_path("x"))
+            .create_sampling_client(SamplerSource::weights("x"))
             .is_err()
     );
-    assert!(
-        service
-            .create_sampling_client(SamplerSource::default())
-            .is_err()
-    );
+    assert!(service.create_sampling_client("").is_err());
     assert_eq!(fake.bodies("asample").len(), 0);
 }
 

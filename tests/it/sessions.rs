@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tinker::client::RawCall;
 use tinker::config::{Config, Dialect};
 use tinker::types::FinishReason;
+use tinker::unversioned::Intervals as _;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
 
 use crate::support::fake::{Fake, route, train};
@@ -65,7 +66,7 @@ fn closing_ends_whoever_is_opening_the_session() {
         thread::scope(|scope| {
             let opener = scope.spawn(|| service.session_id());
             gate.wait_for(1);
-            service.close(FinishReason::Interrupted, None).unwrap();
+            service.close_as(FinishReason::Interrupted, None).unwrap();
             let error = opener.join().unwrap().unwrap_err();
             assert!(matches!(error, Error::Closed(_)), "{stalled}: {error}");
         });
@@ -114,7 +115,7 @@ fn a_server_without_configuration_gets_the_defaults() {
         .unwrap()
         .join()
         .unwrap();
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
 }
 
 #[test]
@@ -182,9 +183,9 @@ fn closing_tells_the_service_once_and_ends_the_client() {
     let service = fake.service();
     let training = train(&service);
     service
-        .close(FinishReason::Interrupted, Some("control-c"))
+        .close_as(FinishReason::Interrupted, Some("control-c"))
         .unwrap();
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     let finishes = fake.bodies("sessions/S1/finish");
     assert_eq!(
         finishes,
@@ -205,7 +206,7 @@ fn a_finish_that_fails_is_told_after_the_clean_up() {
         .always("POST", &route("sessions/S1/finish"), refused);
     let service = fake.service();
     let _training = train(&service);
-    let error = service.close(FinishReason::Success, None).unwrap_err();
+    let error = service.close().unwrap_err();
     assert_eq!(error.status(), Some(403));
 }
 
@@ -298,7 +299,7 @@ fn closing_ends_what_is_pending_with_an_error() {
     let service = fake.service();
     let training = train(&service);
     let (pending, gate) = fake.held_step(&training);
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     assert!(matches!(pending.join(), Err(Error::Closed(_))));
     gate.open();
 }
@@ -349,7 +350,7 @@ fn telemetry_has_the_reference_s_shape_and_no_secrets() {
             .join()
             .unwrap_err();
     }
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     let events: Vec<Value> = fake
         .bodies("telemetry")
         .iter()
@@ -407,7 +408,7 @@ fn telemetry_that_is_off_sends_nothing() {
     let fake = Fake::start();
     let service = fake.service();
     let _training = train(&service);
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     assert_eq!(fake.bodies("telemetry").len(), 0);
 }
 
@@ -428,7 +429,7 @@ fn telemetry_that_stalls_holds_up_neither_an_error_nor_the_end() {
     let step = training.optim_step(AdamParams::default()).unwrap();
     assert!(matches!(step.join(), Err(Error::Failed(_))));
     gate.wait_for(1);
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     // Neither waited for the answer.
     assert_eq!(gate.waiting(), 1);
 }
@@ -449,7 +450,7 @@ fn telemetry_goes_out_in_batches_of_a_hundred() {
     }
     gate.wait_for(1);
     gate.open();
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     let sizes: Vec<usize> = fake
         .bodies("telemetry")
         .iter()

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tinker::local::{Fault, LocalServer};
 use tinker::loss::{from_fn, input, logprobs};
-use tinker::types::FinishReason;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, ServiceClient, TrainingClient};
 
 use crate::support::local::{config, datum, service, train};
@@ -301,7 +300,7 @@ fn closing_counts_what_it_gave_up() {
     let pending: Vec<_> = (0..3)
         .map(|_| training.optim_step(AdamParams::default()).unwrap())
         .collect();
-    let error = service.close(FinishReason::Success, None).unwrap_err();
+    let error = service.close().unwrap_err();
     assert!(error.to_string().contains("3 queued operations"), "{error}");
     for pending in pending {
         assert!(pending.join().is_err());
@@ -377,11 +376,7 @@ fn recovery_goes_on_from_the_last_checkpoint() {
     );
     for name in ["one", "two"] {
         step(&training);
-        training
-            .save_state(name, Default::default())
-            .unwrap()
-            .join()
-            .unwrap();
+        training.save_state(name).unwrap().join().unwrap();
     }
     let expected = step(&training);
     let recovery = service.recover(training.model_id()).unwrap();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{RestClient, checkpoint_request};
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::download;
-use crate::types::{ExternalWeightsUrls, TinkerPath};
+use crate::types::{CheckpointRef, ExternalWeightsUrls};
 use crate::wire::reply::decode_json;
 use crate::wire::route;
 
@@ -21,10 +21,13 @@ impl RestClient {
     ///
     /// [`Error::Invalid`] if the path cannot be parsed.
     #[doc(alias = "get_external_weights_urls")]
-    pub fn external_weights_urls(&self, path: &str) -> Result<ExternalWeightsUrls> {
-        let path: TinkerPath = path.parse()?;
-        let segments = [path.run_id().as_str(), &path.checkpoint_id()];
-        self.get(&route::EXTERNAL_WEIGHTS_URLS, &segments, &[])
+    pub fn external_weights_urls(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+    ) -> Result<ExternalWeightsUrls> {
+        let checkpoint = checkpoint.into();
+        let (run, id) = checkpoint.parts()?;
+        self.get(&route::EXTERNAL_WEIGHTS_URLS, &[run, id], &[])
     }
 
     /// Downloads weights saved with
@@ -45,10 +48,10 @@ impl RestClient {
     /// downloaded; [`Error::Internal`] if a file cannot be written.
     pub fn download_external_weights(
         &self,
-        path: &str,
+        checkpoint: impl Into<CheckpointRef>,
         folder: impl AsRef<Path>,
     ) -> Result<Vec<PathBuf>> {
-        let listed = self.external_weights_urls(path)?;
+        let listed = self.external_weights_urls(checkpoint)?;
         let link = self.service.link()?;
         let files = listed
             .urls
@@ -70,14 +73,19 @@ impl RestClient {
     /// [`Error::Status`] with 404 from servers without archives; [`Error::Internal`] if the file
     /// cannot be written.
     #[doc(alias = "get_checkpoint_archive_url")]
-    pub fn download_checkpoint_archive(&self, path: &str, file: impl AsRef<Path>) -> Result<()> {
+    pub fn download_checkpoint_archive(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+        file: impl AsRef<Path>,
+    ) -> Result<()> {
         #[derive(Deserialize)]
         struct Elsewhere {
             url: String,
         }
         let link = self.service.link()?;
         let file = file.as_ref();
-        let request = checkpoint_request(&route::CHECKPOINT_ARCHIVE, path)?.with_accept("*/*");
+        let request =
+            checkpoint_request(&route::CHECKPOINT_ARCHIVE, &checkpoint.into())?.with_accept("*/*");
         let head = download::archive(&link, request, file)?;
         if head.content_type() != "application/json" {
             return Ok(());

@@ -10,14 +10,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::service::ServiceClient;
-use super::train_ops::{checked_path, ttl_seconds};
+use super::training::ttl_seconds;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::Effort;
 use crate::transport::{Body, Request};
 use crate::types::{
-    AccessScope, Checkpoint, CheckpointPage, SamplerInfo, SessionDetails, SessionId, SessionPage,
-    SessionSearch, SessionSearchPage, SessionSummary, TinkerPath, TraceExport, TraceExportStatus,
+    AccessScope, Checkpoint, CheckpointPage, CheckpointRef, SamplerInfo, SessionDetails, SessionId,
+    SessionPage, SessionSearch, SessionSearchPage, SessionSummary, TraceExport, TraceExportStatus,
     TrainingRun, TrainingRunPage, WeightsInfo,
 };
 use crate::wire::query;
@@ -42,13 +42,13 @@ const TRACE_POLL: Duration = Duration::from_secs(5);
 ///
 /// ```
 /// # fn main() -> tinker::Result<()> {
-/// use tinker::client::{ListOptions, SaveOptions};
+/// use tinker::client::ListOptions;
 /// use tinker::{LoraConfig, ServiceClient};
 ///
 /// let service = ServiceClient::local()?; // or ServiceClient::from_env()?
 /// # let model = service.capabilities()?.supported_models[0].model_name.clone().unwrap();
 /// let training = service.create_lora_training_client(&model, LoraConfig::rank(4))?;
-/// training.save_state("first", SaveOptions::default())?.join()?;
+/// training.save_state("first")?.join()?;
 ///
 /// let rest = service.rest();
 /// for run in rest.training_runs(ListOptions::default()) {
@@ -96,13 +96,12 @@ impl RestClient {
     #[doc(alias = "get_training_run_by_tinker_path")]
     pub fn training_run_by_tinker_path(
         &self,
-        path: &str,
+        checkpoint: impl Into<CheckpointRef>,
         scope: AccessScope,
     ) -> Result<TrainingRun> {
         let route =
             route::GET_TRAINING_RUN.with_sdk_method(Some("get_training_run_by_tinker_path"));
-        let path: TinkerPath = path.parse()?;
-        self.run_as(&route, path.run_id(), scope)
+        self.run_as(&route, checkpoint.into().parts()?.0, scope)
     }
 
     fn run_as(&self, route: &Route, run_id: &str, scope: AccessScope) -> Result<TrainingRun> {
@@ -111,7 +110,8 @@ impl RestClient {
     }
 
     /// One page of training runs, the last used first.
-    pub fn list_training_runs(&self, options: &ListOptions) -> Result<TrainingRunPage> {
+    pub fn list_training_runs(&self, options: impl Into<ListOptions>) -> Result<TrainingRunPage> {
+        let options = options.into();
         let query = [
             ("limit", options.limit.unwrap_or(20).into()),
             ("offset", options.offset.into()),
@@ -122,11 +122,11 @@ impl RestClient {
     }
 
     /// Every training run, the last used first.
-    pub fn training_runs(&self, options: ListOptions) -> Pages<TrainingRun> {
-        let rest = self.clone();
+    pub fn training_runs(&self, options: impl Into<ListOptions>) -> Pages<TrainingRun> {
+        let (rest, options) = (self.clone(), options.into());
         Pages::by_offset(options.offset, move |offset| {
             let options = options.clone().with_offset(offset);
-            let page = rest.list_training_runs(&options)?;
+            let page = rest.list_training_runs(options)?;
             Ok((page.training_runs, Some(page.cursor)))
         })
     }
@@ -138,7 +138,8 @@ impl RestClient {
     }
 
     /// One page of the checkpoints of all the caller's runs, newest first.
-    pub fn list_user_checkpoints(&self, options: &ListOptions) -> Result<CheckpointPage> {
+    pub fn list_user_checkpoints(&self, options: impl Into<ListOptions>) -> Result<CheckpointPage> {
+        let options = options.into();
         let query = [
             ("limit", options.limit.unwrap_or(100).into()),
             ("offset", options.offset.into()),
@@ -147,10 +148,10 @@ impl RestClient {
     }
 
     /// Every checkpoint of the caller's runs, newest first.
-    pub fn user_checkpoints(&self, options: ListOptions) -> Pages<Checkpoint> {
-        let rest = self.clone();
+    pub fn user_checkpoints(&self, options: impl Into<ListOptions>) -> Pages<Checkpoint> {
+        let (rest, options) = (self.clone(), options.into());
         Pages::by_offset(options.offset, move |offset| {
-            let page = rest.list_user_checkpoints(&options.clone().with_offset(offset))?;
+            let page = rest.list_user_checkpoints(options.clone().with_offset(offset))?;
             Ok((page.checkpoints, page.cursor))
         })
     }
@@ -162,9 +163,22 @@ impl RestClient {
     /// [`Error::Invalid`] if the path cannot be parsed, [`Error::Status`] with 404 if there is no
     /// such checkpoint.
     #[doc(alias = "delete_checkpoint_from_tinker_path")]
-    pub fn delete_checkpoint(&self, path: &str) -> Result<()> {
+    pub fn delete_checkpoint(&self, checkpoint: impl Into<CheckpointRef>) -> Result<()> {
         let method = Some("delete_checkpoint_from_tinker_path");
-        self.change(&route::DELETE_CHECKPOINT.with_sdk_method(method), path)
+        let route = route::DELETE_CHECKPOINT.with_sdk_method(method);
+        self.change(&route, &checkpoint.into())
+    }
+
+    /// Deletes a checkpoint by its run's id and its own within it, such as `weights/0001`.
+    ///
+    /// # Errors
+    ///
+    /// As [`delete_checkpoint`](Self::delete_checkpoint).
+    #[doc(alias = "delete_checkpoint")]
+    pub fn delete_checkpoint_by_id(&self, run_id: &str, checkpoint_id: &str) -> Result<()> {
+        let route = &route::DELETE_CHECKPOINT;
+        let request = Request::to(route, route.path(&[run_id, checkpoint_id])?);
+        self.send(request, Effort::from(route).with_final_conflict())
     }
 
     /// Lets everyone use a checkpoint. Only the run's owner may.
@@ -173,8 +187,8 @@ impl RestClient {
     ///
     /// [`Error::Status`] with 409 if it is public already.
     #[doc(alias = "publish_checkpoint_from_tinker_path")]
-    pub fn publish_checkpoint(&self, path: &str) -> Result<()> {
-        self.change(&route::PUBLISH_CHECKPOINT, path)
+    pub fn publish_checkpoint(&self, checkpoint: impl Into<CheckpointRef>) -> Result<()> {
+        self.change(&route::PUBLISH_CHECKPOINT, &checkpoint.into())
     }
 
     /// Makes a public checkpoint private again.
@@ -183,8 +197,8 @@ impl RestClient {
     ///
     /// [`Error::Status`] with 409 if it is private already.
     #[doc(alias = "unpublish_checkpoint_from_tinker_path")]
-    pub fn unpublish_checkpoint(&self, path: &str) -> Result<()> {
-        self.change(&route::UNPUBLISH_CHECKPOINT, path)
+    pub fn unpublish_checkpoint(&self, checkpoint: impl Into<CheckpointRef>) -> Result<()> {
+        self.change(&route::UNPUBLISH_CHECKPOINT, &checkpoint.into())
     }
 
     /// Sets how long from now a checkpoint is kept; `None` keeps it for ever.
@@ -193,11 +207,15 @@ impl RestClient {
     ///
     /// [`Error::Invalid`] unless it is from one hour to ten years.
     #[doc(alias = "set_checkpoint_ttl_from_tinker_path")]
-    pub fn set_checkpoint_ttl(&self, path: &str, ttl: Option<Duration>) -> Result<()> {
+    pub fn set_checkpoint_ttl(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+        ttl: Option<Duration>,
+    ) -> Result<()> {
         let ttl_seconds = ttl_seconds(ttl)?;
         let body = to_json(&SetTtlRequest { ttl_seconds })?;
         let route = &route::SET_CHECKPOINT_TTL;
-        let request = checkpoint_request(route, path)?.with_body(Body::Json(&body));
+        let request = checkpoint_request(route, &checkpoint.into())?.with_body(Body::Json(&body));
         self.send(request, route.into())
     }
 
@@ -207,9 +225,9 @@ impl RestClient {
     ///
     /// [`Error::Invalid`] if the path does not begin with `tinker://`.
     #[doc(alias = "get_weights_info_by_tinker_path")]
-    pub fn weights_info(&self, path: &str) -> Result<WeightsInfo> {
+    pub fn weights_info(&self, checkpoint: impl Into<CheckpointRef>) -> Result<WeightsInfo> {
         let body = to_json(&WeightsInfoRequest {
-            tinker_path: checked_path(path)?.into(),
+            tinker_path: checkpoint.into().checked()?.into(),
         })?;
         self.service.link()?.json(&route::WEIGHTS_INFO, &body)
     }
@@ -220,22 +238,31 @@ impl RestClient {
     /// ```no_run
     /// # fn main() -> tinker::Result<()> {
     /// # let rest = tinker::ServiceClient::from_env()?.rest();
+    /// use std::time::Duration;
     /// use tinker::client::CopyOptions;
     ///
-    /// let copy = rest.copy_weights("tinker://run/weights/final", CopyOptions::to_project("archive"))?;
+    /// let path = "tinker://run/weights/final";
+    /// let copy = rest.copy_weights(path, "archive")?;
+    /// let month = Duration::from_secs(30 * 86_400);
+    /// let copy = rest.copy_weights(path, CopyOptions::to_project("archive").with_ttl(month))?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if neither the options nor the client's configuration name a project.
-    pub fn copy_weights(&self, path: &str, options: CopyOptions) -> Result<String> {
+    pub fn copy_weights(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+        options: impl Into<CopyOptions>,
+    ) -> Result<String> {
+        let (checkpoint, options) = (checkpoint.into(), options.into());
         let project = options.project_id.as_deref();
         let project = project.or(self.service.config().project_id.as_deref());
         let project = project
             .ok_or_else(|| Error::invalid("project_id", "or TINKER_PROJECT_ID is required"))?;
         let body = to_json(&CopyWeightsRequest {
-            source_path: checked_path(path)?.into(),
+            source_path: checkpoint.checked()?.into(),
             destination_project_id: Some(project.into()),
             session_id: None,
             model_seq_id: None,
@@ -264,7 +291,8 @@ impl RestClient {
 /// Sessions.
 impl RestClient {
     /// One page of session ids, newest first.
-    pub fn list_sessions(&self, options: &ListOptions) -> Result<SessionPage> {
+    pub fn list_sessions(&self, options: impl Into<ListOptions>) -> Result<SessionPage> {
+        let options = options.into();
         let query = [
             ("limit", options.limit.unwrap_or(20).into()),
             ("offset", options.offset.into()),
@@ -274,10 +302,10 @@ impl RestClient {
     }
 
     /// Every session id, newest first.
-    pub fn sessions(&self, options: ListOptions) -> Pages<SessionId> {
-        let rest = self.clone();
+    pub fn sessions(&self, options: impl Into<ListOptions>) -> Pages<SessionId> {
+        let (rest, options) = (self.clone(), options.into());
         Pages::by_offset(options.offset, move |offset| {
-            let page = rest.list_sessions(&options.clone().with_offset(offset))?;
+            let page = rest.list_sessions(options.clone().with_offset(offset))?;
             Ok((page.sessions, None))
         })
     }
@@ -363,9 +391,9 @@ impl RestClient {
     }
 
     /// Changes a checkpoint. A 409 says that it is so already, which waiting does not change.
-    fn change(&self, route: &Route, path: &str) -> Result<()> {
+    fn change(&self, route: &Route, checkpoint: &CheckpointRef) -> Result<()> {
         let effort = Effort::from(route).with_final_conflict();
-        self.send(checkpoint_request(route, path)?, effort)
+        self.send(checkpoint_request(route, checkpoint)?, effort)
     }
 
     fn send(&self, request: Request<'_>, effort: Effort) -> Result<()> {
@@ -374,10 +402,9 @@ impl RestClient {
 }
 
 /// A request about one checkpoint.
-fn checkpoint_request(route: &Route, path: &str) -> Result<Request<'static>> {
-    let path: TinkerPath = path.parse()?;
-    let segments = [path.run_id().as_str(), &path.checkpoint_id()];
-    Ok(Request::to(route, route.path(&segments)?))
+fn checkpoint_request(route: &Route, checkpoint: &CheckpointRef) -> Result<Request<'static>> {
+    let (run, id) = checkpoint.parts()?;
+    Ok(Request::to(route, route.path(&[run, id])?))
 }
 
 /// Where a copy goes and how long it is kept.
@@ -413,5 +440,12 @@ impl CopyOptions {
     pub fn with_weights_access_token(mut self, token: impl Into<Secret>) -> Self {
         self.weights_access_token = Some(token.into());
         self
+    }
+}
+
+/// A copy in this project.
+impl From<&str> for CopyOptions {
+    fn from(project_id: &str) -> Self {
+        Self::to_project(project_id)
     }
 }

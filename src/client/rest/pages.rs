@@ -8,6 +8,8 @@ use crate::types::{AccessScope, Cursor};
 
 /// What part of a list to ask for.
 ///
+/// A number of records a page, or whose records, will do wherever one is taken.
+///
 /// ```
 /// use tinker::client::ListOptions;
 /// use tinker::types::AccessScope;
@@ -55,6 +57,25 @@ impl ListOptions {
     pub fn with_project(mut self, id: impl Into<String>) -> Self {
         self.project_id = Some(id.into());
         self
+    }
+}
+
+impl From<&ListOptions> for ListOptions {
+    fn from(options: &ListOptions) -> Self {
+        options.clone()
+    }
+}
+
+/// Pages of so many records.
+impl From<u32> for ListOptions {
+    fn from(limit: u32) -> Self {
+        Self::default().with_limit(limit)
+    }
+}
+
+impl From<AccessScope> for ListOptions {
+    fn from(scope: AccessScope) -> Self {
+        Self::default().with_access_scope(scope)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::error::{Context, Error, Result};
-use crate::types::QueueStatus;
+use crate::types::{QueueStatus, RequestId};
 
 pub(crate) use self::promise::{Aborter, OnDrop, Promise, promise};
 pub(crate) use self::status::Status;
@@ -38,6 +38,7 @@ pub(crate) use self::status::Status;
 /// optim.join()?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "APIFuture")]
 #[must_use = "a dropped handle loses the result; call `join`"]
 pub struct Pending<T> {
     source: Box<dyn Source<T>>,
@@ -85,7 +86,7 @@ impl<T: Send + 'static> Pending<T> {
             let message = format!("not done {:?} after it was submitted{queue}", self.age());
             let mut context = *Context::new(message);
             context.request = Some(self.operation().to_owned());
-            context.request_id = self.request_id();
+            context.request_id = self.request_id().map(Into::into);
             Err(Error::Timeout(Box::new(context)))
         })
     }
@@ -131,7 +132,7 @@ impl<T> Pending<T> {
     }
 
     /// The id the service gave the request, once it was accepted.
-    pub fn request_id(&self) -> Option<String> {
+    pub fn request_id(&self) -> Option<RequestId> {
         self.source.status().request_id()
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::sync::lock;
-use crate::types::QueueStatus;
+use crate::types::{QueueStatus, RequestId};
 
 /// What is known about an operation while it runs; shared by its handle and whoever works on it.
 pub(crate) struct Status {
@@ -16,7 +16,7 @@ pub(crate) struct Status {
 
 #[derive(Default)]
 struct Progress {
-    request_id: Option<String>,
+    request_id: Option<RequestId>,
     queue: Option<Box<QueueStatus>>,
     logged: Option<Instant>,
 }
@@ -45,10 +45,10 @@ impl Status {
     }
 
     pub(crate) fn accepted(&self, request_id: &str) {
-        lock(&self.progress).request_id = Some(request_id.to_owned());
+        lock(&self.progress).request_id = Some(request_id.into());
     }
 
-    pub(crate) fn request_id(&self) -> Option<String> {
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
         lock(&self.progress).request_id.clone()
     }
 

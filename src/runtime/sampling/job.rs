@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::dispatch::{Dispatcher, Flight, Post};
 use super::progress::Ticket;
-use super::sampler::Sampler;
+use super::sampler::{Sampler, Settings};
 use crate::error::{Error, Result, is_retryable_status};
 use crate::runtime::calls::AttemptError;
 use crate::runtime::futures::{Accepted, Outcome, Poller, Watch};
@@ -30,7 +30,7 @@ pub(crate) struct Job {
     pub(super) promise: Promise<SampleResponse>,
     pub(super) ticket: Ticket,
     pub(super) bytes: u64,
-    pub(super) retries: bool,
+    pub(super) settings: Settings,
     /// Its number in the sampling session; kept while it is unknown whether the service has it.
     pub(super) number: Option<u64>,
     /// Submissions that were lost or failed after they had been accepted.
@@ -105,16 +105,14 @@ impl Job {
         };
         self.number = Some(number);
         let sampler = self.sampler.clone();
+        let record = self.settings.record_stability_info;
         let (prompt, options) = (self.prompt.clone(), self.options.clone());
         // The estimate is for the prompt's numbers; the rest is some 400 bytes.
         let (bytes, capacity) = (self.bytes as usize, self.bytes as usize + 512);
         self.sampler.room.results.cpu.run(bytes, move || {
             let session = sampler.sampling_session_id.as_str();
             let request = AsampleRequest::new(session, number, &prompt, &options);
-            to_json_sized(
-                &request.with_stability_info(sampler.record_stability_info),
-                capacity,
-            )
+            to_json_sized(&request.with_stability_info(record), capacity)
         })
     }
 
@@ -249,7 +247,8 @@ impl Job {
 
     /// Submits the sample again, as a new request.
     fn retry(mut self: Box<Self>, error: Error, flight: Option<Flight>) {
-        if self.status.is_cancelled() || matches!(error, Error::Closed(_)) || !self.retries {
+        if self.status.is_cancelled() || matches!(error, Error::Closed(_)) || !self.settings.retries
+        {
             return self.fail(error);
         }
         if let Some(stuck) = self.sampler.stuck() {

@@ -11,4 +11,4 @@ mod sampler;
 pub use self::progress::SamplingProgress;
 pub(crate) use self::progress::arrival;
 pub(crate) use self::room::Sampling;
-pub(crate) use self::sampler::Sampler;
+pub(crate) use self::sampler::{Sampler, Settings};

@@ -13,7 +13,7 @@ use crate::error::{Context, Error, Result};
 use crate::runtime::futures::Poller;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::sync::lock;
-use crate::types::{ModelInput, SampleOptions, SampleResponse};
+use crate::types::{ModelInput, SampleOptions, SampleResponse, SamplingSessionId};
 use crate::wire::reply::JoinSamplingSessionReply;
 use crate::wire::request::{JoinSamplingSessionRequest, to_json};
 use crate::wire::route::JOIN_SAMPLING_SESSION;
@@ -21,11 +21,18 @@ use crate::wire::route::JOIN_SAMPLING_SESSION;
 /// Numbers of one clone of a sampler; the next clone's begin above them.
 const CLONE_NUMBERS: u64 = 1_000_000_000;
 
+/// What one client asks for with every sample.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// Whether a failed sample is repeated.
+    pub(crate) retries: bool,
+    pub(crate) record_stability_info: bool,
+}
+
 /// One sampler: a sampling session of the service and this process's place in it.
 pub(crate) struct Sampler {
     pub(super) room: Arc<Sampling>,
-    pub(crate) sampling_session_id: String,
-    pub(crate) record_stability_info: bool,
+    pub(crate) sampling_session_id: SamplingSessionId,
     /// Cloned from another client's sampler, so its numbers begin elsewhere.
     is_clone: bool,
     clone_id: Mutex<Option<u64>>,
@@ -38,8 +45,7 @@ pub(crate) struct Sampler {
 impl Sampler {
     pub(crate) fn new(
         room: Arc<Sampling>,
-        sampling_session_id: String,
-        record_stability_info: bool,
+        sampling_session_id: SamplingSessionId,
         is_clone: bool,
     ) -> Arc<Self> {
         let link = &room.results.link;
@@ -48,7 +54,6 @@ impl Sampler {
         Arc::new(Self {
             room,
             sampling_session_id,
-            record_stability_info,
             is_clone,
             clone_id: Mutex::new((!is_clone).then_some(0)),
             next: AtomicU64::new(0),
@@ -64,7 +69,7 @@ impl Sampler {
         keep: Arc<dyn Any + Send + Sync>,
         prompt: ModelInput,
         options: SampleOptions,
-        retries: bool,
+        settings: Settings,
     ) -> Result<Pending<SampleResponse>> {
         self.room.results.check_open()?;
         options.validate()?;
@@ -79,7 +84,7 @@ impl Sampler {
             status,
             promise,
             bytes,
-            retries,
+            settings,
             number: None,
             attempts: 0,
             refusals: 0,

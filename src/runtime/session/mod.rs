@@ -20,6 +20,7 @@ use crate::loss::LossGraph;
 use crate::runtime::pending::Pending;
 use crate::runtime::sampling::Sampler;
 use crate::runtime::training::Queue;
+use crate::types::SamplingSessionId;
 use crate::wire::route::Route;
 
 pub(crate) use self::opened::Opened;
@@ -74,11 +75,10 @@ impl Session {
     /// This process's place in a sampling session of the service.
     pub(crate) fn sampler(
         &self,
-        sampling_session_id: String,
-        record_stability_info: bool,
+        sampling_session_id: SamplingSessionId,
         is_clone: bool,
     ) -> Arc<Sampler> {
         let room = self.core.sampling.clone();
-        Sampler::new(room, sampling_session_id, record_stability_info, is_clone)
+        Sampler::new(room, sampling_session_id, is_clone)
     }
 }

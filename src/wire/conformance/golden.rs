@@ -166,9 +166,12 @@ fn refused_requests_cannot_be_built() {
             // There is no way to give a struct a field or a tag it does not have.
             "unknown field" | "frozen type tag" => true,
             "adam extra field" => serde_json::from_value::<AdamParams>(json!({"lr": 1})).is_err(),
-            "dimuon negative lr" => DimuonParams::new(-1.0).is_err(),
-            "dimuon nan lr" => DimuonParams::new(f64::NAN).is_err(),
-            "dimuon beta1 1" => DimuonParams::new(1.0).unwrap().with_beta1(1.0).is_err(),
+            "dimuon negative lr" => DimuonParams::learning_rate(-1.0).validate().is_err(),
+            "dimuon nan lr" => DimuonParams::learning_rate(f64::NAN).validate().is_err(),
+            "dimuon beta1 1" => DimuonParams::learning_rate(1.0)
+                .with_beta1(1.0)
+                .validate()
+                .is_err(),
             "search limit 0" => SessionSearch::default().with_limit(0).validate().is_err(),
             "search limit 201" => SessionSearch::default().with_limit(201).validate().is_err(),
             "search 11 owners" => user(11).validate().is_err(),

@@ -157,10 +157,9 @@ fn optim_step(rng: &mut Rng) -> (&'static str, Vec<u8>) {
             .with_weight_decay(number(rng))
             .with_grad_clip_norm(number(rng))
             .into(),
-        1 => DimuonParams::new(rng.f64())
-            .and_then(|params| params.with_beta1(rng.f64()))
-            .and_then(|params| params.with_grad_clip_norm(number(rng)))
-            .unwrap()
+        1 => DimuonParams::learning_rate(rng.f64())
+            .with_beta1(rng.f64())
+            .with_grad_clip_norm(number(rng))
             .into(),
         _ => {
             OptimizerParams::Other(OptimizerFamily::new("lion").with("learning_rate", number(rng)))

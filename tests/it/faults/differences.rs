@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinker::error::Remedy;
-use tinker::types::FinishReason;
+use tinker::unversioned::Intervals as _;
 use tinker::{
     AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient, TrainingClient,
 };
@@ -306,11 +306,7 @@ fn difference_409_means_that_the_number_is_taken_and_the_queue_goes_on() {
     let first = training.optim_step(AdamParams::default()).unwrap();
     assert_eq!(first.join().unwrap_err().status(), Some(409));
     let tries = submissions(&fake).len();
-    training
-        .save_state("x", Default::default())
-        .unwrap()
-        .join()
-        .unwrap();
+    training.save_state("x").unwrap().join().unwrap();
     assert!(tries < 200, "{tries}");
     assert_eq!(fake.bodies("save_weights")[0]["seq_id"], 2);
 }
@@ -361,7 +357,7 @@ fn difference_telemetry_never_carries_headers() {
     fake.reply("retrieve_future", status(403));
     let step = training.optim_step(AdamParams::default()).unwrap();
     assert_eq!(step.join().unwrap_err().status(), Some(403));
-    service.close(FinishReason::Success, None).unwrap();
+    service.close().unwrap();
     let sent: Vec<String> = fake
         .bodies("telemetry")
         .iter()

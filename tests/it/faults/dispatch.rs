@@ -1,8 +1,8 @@
 //! The way of a sample to the service: permits, bytes, backoff, and every answer to `asample`.
 
 use serde_json::{Value, json};
-use tinker::testing::Clock;
-use tinker::{Pending, SampleResponse, SamplingClient, SamplingParams, ServiceClient};
+use tinker::unversioned::Clock;
+use tinker::{Pending, SampleResponse, SamplingClient, SamplingParams};
 
 use super::{End, prompt, rows, sample, sample_numbers, status, times};
 use crate::support::fake::{Fake, result_of, route};
@@ -87,7 +87,7 @@ fn dispatch_402_beyond_the_window_is_final() {
 fn dispatch_429_holds_back_every_sampler_of_the_service_and_key() {
     let fake = Fake::start();
     let other = Clock::recorded();
-    let service = ServiceClient::with_clock(fake.config(), other.clone()).unwrap();
+    let service = tinker::unversioned::client_with_clock(fake.config(), other.clone()).unwrap();
     let (one, two) = (
         fake.sampler(),
         service.create_sampling_client("some/model").unwrap(),

@@ -4,7 +4,8 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use tinker::client::{RawCall, SaveOptions};
+use tinker::client::RawCall;
+use tinker::unversioned::Intervals as _;
 use tinker::{Error, ServiceClient};
 
 use super::{End, rows, status, times};
@@ -185,7 +186,7 @@ fn check_outer(replies: Vec<Reply>, status_code: Option<u16>, pauses: &[u64]) {
     for reply in replies {
         fake.reply("save_weights", reply);
     }
-    let saved = training.save_state("x", SaveOptions::default()).unwrap();
+    let saved = training.save_state("x").unwrap();
     let result = saved.join();
     assert_eq!(result.err().and_then(|error| error.status()), status_code);
     fake.check_pauses(pauses);

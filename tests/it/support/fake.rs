@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 use tinker::config::Config;
-use tinker::testing::Clock;
+use tinker::unversioned::Clock;
 use tinker::{
     AdamParams, LoraConfig, OptimStepResponse, Pending, SamplingClient, ServiceClient,
     TrainingClient,
@@ -102,7 +102,7 @@ impl Fake {
 
     /// The same with a configuration of its own.
     pub(crate) fn client(&self, config: Config) -> ServiceClient {
-        ServiceClient::with_clock(config, self.clock.clone()).unwrap()
+        tinker::unversioned::client_with_clock(config, self.clock.clone()).unwrap()
     }
 
     pub(crate) fn training(&self) -> TrainingClient {

@@ -7,7 +7,7 @@
 
 use tinker::config::Config;
 use tinker::local::LocalServer;
-use tinker::testing::Clock;
+use tinker::unversioned::Clock;
 use tinker::{Datum, LoraConfig, ModelInput, ServiceClient, TrainingClient};
 
 pub(crate) fn config(server: &LocalServer) -> Config {
@@ -19,7 +19,7 @@ pub(crate) fn config(server: &LocalServer) -> Config {
 
 /// A client whose pauses are recorded instead of slept through.
 pub(crate) fn service(server: &LocalServer) -> ServiceClient {
-    ServiceClient::with_clock(config(server), Clock::recorded()).unwrap()
+    tinker::unversioned::client_with_clock(config(server), Clock::recorded()).unwrap()
 }
 
 pub(crate) fn base_model(service: &ServiceClient) -> String {

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::sampling::{SamplerSource, SamplingClient};
-use super::service::open_sampler;
-use super::training::TrainingClient;
+use super::TrainingClient;
+use crate::client::sampling::{SamplerSource, SamplingClient};
+use crate::client::service::open_sampler;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
 use crate::runtime::training::Single;
 use crate::types::{
-    LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
+    CheckpointRef, LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse, SaveWeightsResponse,
 };
 use crate::wire::reply::decode_json;
 use crate::wire::request::{
@@ -24,10 +24,23 @@ use crate::wire::request::{
 };
 use crate::wire::route::{self, Route};
 
-/// What is kept of a checkpoint, and for how long.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A checkpoint to be saved: its name, how long it is kept, what is noted with it.
+///
+/// A bare name will do wherever one is taken.
+///
+/// ```
+/// use std::time::Duration;
+/// use tinker::client::Save;
+///
+/// let plain = Save::from("step-100");
+/// let kept_a_day = Save::named("step-100").with_ttl(Duration::from_secs(86_400));
+/// assert_eq!(plain.name, kept_a_day.name);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SaveOptions {
+pub struct Save {
+    /// Its name, which becomes the end of its path.
+    pub name: String,
     /// How long the service keeps it: from an hour to ten years. Default: for ever.
     pub ttl: Option<Duration>,
     /// Whether it may replace one of the same name; training checkpoints only. Default: no.
@@ -36,7 +49,17 @@ pub struct SaveOptions {
     pub metadata: Option<BTreeMap<String, String>>,
 }
 
-impl SaveOptions {
+impl Save {
+    /// A checkpoint of this name, kept for ever.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ttl: None,
+            overwrite: false,
+            metadata: None,
+        }
+    }
+
     /// Sets how long the checkpoint is kept.
     #[must_use]
     pub fn with_ttl(mut self, ttl: Duration) -> Self {
@@ -61,10 +84,20 @@ impl SaveOptions {
     }
 }
 
-/// How weights are exported.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+impl<N: Into<String>> From<N> for Save {
+    fn from(name: N) -> Self {
+        Self::named(name)
+    }
+}
+
+/// Weights to be exported: their name, how long they are kept, for whom they are encrypted.
+///
+/// A bare name will do wherever one is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ExportOptions {
+pub struct Export {
+    /// Their name, which becomes the end of their path.
+    pub name: String,
     /// How long the service keeps them: from an hour to ten years. Default: for ever.
     pub ttl: Option<Duration>,
     /// Public keys of [age](https://age-encryption.org) to encrypt them for, at most ten.
@@ -72,7 +105,16 @@ pub struct ExportOptions {
     pub age_recipients: Vec<String>,
 }
 
-impl ExportOptions {
+impl Export {
+    /// An export of this name, kept for ever and unencrypted.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ttl: None,
+            age_recipients: Vec::new(),
+        }
+    }
+
     /// Sets how long the export is kept.
     #[must_use]
     pub fn with_ttl(mut self, ttl: Duration) -> Self {
@@ -88,36 +130,42 @@ impl ExportOptions {
     }
 }
 
+impl<N: Into<String>> From<N> for Export {
+    fn from(name: N) -> Self {
+        Self::named(name)
+    }
+}
+
 impl TrainingClient {
     /// Saves weights and optimiser under a name, to go on from later.
     ///
     /// ```no_run
     /// # fn example(training: tinker::TrainingClient) -> tinker::Result<()> {
-    /// use tinker::client::SaveOptions;
+    /// use std::time::Duration;
+    /// use tinker::client::Save;
     ///
-    /// let saved = training.save_state("step-100", SaveOptions::default())?.join()?;
+    /// let saved = training.save_state("step-100")?.join()?;
     /// println!("{}", saved.path); // tinker://…/weights/step-100
+    /// let day = Duration::from_secs(86_400);
+    /// training.save_state(Save::named("step-101").with_ttl(day))?.join()?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for an empty name or a ttl out of range.
-    pub fn save_state(
-        &self,
-        name: &str,
-        options: SaveOptions,
-    ) -> Result<Pending<SaveWeightsResponse>> {
-        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
-        let model_id = self.model_id().to_owned();
+    pub fn save_state(&self, save: impl Into<Save>) -> Result<Pending<SaveWeightsResponse>> {
+        let save = save.into();
+        let (name, ttl) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
+        let model_id = self.model_id().clone();
         self.submit(&route::SAVE_WEIGHTS, "SaveWeights", move |number| {
             to_json(&SaveWeightsRequest {
-                model_id: model_id.into(),
+                model_id: model_id.as_str().into(),
                 path: Some(name.into()),
                 seq_id: seq(number),
                 ttl_seconds: ttl,
-                overwrite: options.overwrite,
-                user_metadata: options.metadata.map(std::borrow::Cow::Owned),
+                overwrite: save.overwrite,
+                user_metadata: save.metadata.map(std::borrow::Cow::Owned),
             })
         })
     }
@@ -130,24 +178,24 @@ impl TrainingClient {
     /// weights do not know.
     pub fn save_weights_for_sampler(
         &self,
-        name: &str,
-        options: SaveOptions,
+        save: impl Into<Save>,
     ) -> Result<Pending<SaveWeightsForSamplerResponse>> {
-        if options.overwrite {
+        let save = save.into();
+        if save.overwrite {
             let problem = "sampler weights cannot replace others; choose another name";
             return Err(Error::invalid("overwrite", problem));
         }
-        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
-        let model_id = self.model_id().to_owned();
+        let (name, ttl) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
+        let model_id = self.model_id().clone();
         let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
         let pending = self.submit(route, "SaveWeightsForSampler", move |number| {
             to_json(&SaveWeightsForSamplerRequest {
-                model_id: model_id.into(),
+                model_id: model_id.as_str().into(),
                 path: Some(name.into()),
                 sampling_session_seq_id: None,
                 seq_id: seq(number),
                 ttl_seconds: ttl,
-                user_metadata: options.metadata.map(std::borrow::Cow::Owned),
+                user_metadata: save.metadata.map(std::borrow::Cow::Owned),
             })
         })?;
         Ok(
@@ -165,20 +213,20 @@ impl TrainingClient {
     /// As [`save_state`](Self::save_state); [`Error::Invalid`] for more than ten recipients.
     pub fn save_weights_external(
         &self,
-        name: &str,
-        options: ExportOptions,
+        export: impl Into<Export>,
     ) -> Result<Pending<SaveWeightsExternalResponse>> {
-        let (name, ttl) = (checked_name(name)?, ttl_seconds(options.ttl)?);
-        let recipients = options.age_recipients;
+        let export = export.into();
+        let (name, ttl) = (checked_name(export.name)?, ttl_seconds(export.ttl)?);
+        let recipients = export.age_recipients;
         if recipients.len() > 10 {
             let problem = format!("at most 10 are possible, got {}", recipients.len());
             return Err(Error::invalid("age_recipients", problem));
         }
-        let model_id = self.model_id().to_owned();
+        let model_id = self.model_id().clone();
         let route = &route::SAVE_WEIGHTS_EXTERNAL;
         self.submit(route, "SaveWeightsExternal", move |number| {
             to_json(&SaveWeightsExternalRequest {
-                model_id: model_id.into(),
+                model_id: model_id.as_str().into(),
                 path: name.into(),
                 seq_id: seq(number),
                 ttl_seconds: ttl,
@@ -190,14 +238,14 @@ impl TrainingClient {
     /// A sampling client for the weights as they are after everything submitted so far. They are
     /// not kept: when the session ends they are gone.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
-        let model_id = self.model_id().to_owned();
+        let model_id = self.model_id().clone();
         let session = &self.session;
         let numbers = session.counters.clone();
         let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
         let saved: SaveWeightsForSamplerResponse = self
             .submit(route, "SaveWeightsForSampler", move |number| {
                 to_json(&SaveWeightsForSamplerRequest {
-                    model_id: model_id.into(),
+                    model_id: model_id.as_str().into(),
                     path: None,
                     sampling_session_seq_id: Some(numbers.next_sampler()),
                     seq_id: seq(number),
@@ -207,14 +255,9 @@ impl TrainingClient {
             })?
             .join()?;
         match (saved.sampling_session_id, saved.path) {
-            (Some(id), _) => Ok(SamplingClient::new(
-                session.clone(),
-                id.to_string(),
-                false,
-                false,
-            )),
+            (Some(id), _) => Ok(SamplingClient::new(session.clone(), id, false)),
             // Some servers only save.
-            (None, Some(path)) => self.create_sampling_client(&path),
+            (None, Some(path)) => self.create_sampling_client(path),
             (None, None) => Err(Error::Reply(Context::new(
                 "the saved weights have neither a sampling session nor a path",
             ))),
@@ -226,10 +269,11 @@ impl TrainingClient {
     /// # Errors
     ///
     /// [`Error::Invalid`] if the path does not begin with `tinker://`.
-    pub fn create_sampling_client(&self, model_path: &str) -> Result<SamplingClient> {
-        let source = SamplerSource::model_path(model_path);
-        source.validate()?;
-        open_sampler(&self.session, &source)
+    pub fn create_sampling_client(
+        &self,
+        weights: impl Into<CheckpointRef>,
+    ) -> Result<SamplingClient> {
+        open_sampler(&self.session, &SamplerSource::weights(weights))
     }
 
     /// Loads saved weights into this model; the optimiser starts afresh.
@@ -241,8 +285,11 @@ impl TrainingClient {
         note = "use ServiceClient::create_training_client_from_state: the hosted service \
                          accepts a load only as a model's first request"
     )]
-    pub fn load_state(&self, path: &str) -> Result<Pending<LoadWeightsResponse>> {
-        self.load(path, false, None)
+    pub fn load_state(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+    ) -> Result<Pending<LoadWeightsResponse>> {
+        self.load(&checkpoint.into(), false, None)
     }
 
     /// Loads saved weights and optimiser into this model.
@@ -254,21 +301,25 @@ impl TrainingClient {
         note = "use ServiceClient::create_training_client_from_state_with_optimizer: the \
                          hosted service accepts a load only as a model's first request"
     )]
-    pub fn load_state_with_optimizer(&self, path: &str) -> Result<Pending<LoadWeightsResponse>> {
-        self.load(path, true, None)
+    pub fn load_state_with_optimizer(
+        &self,
+        checkpoint: impl Into<CheckpointRef>,
+    ) -> Result<Pending<LoadWeightsResponse>> {
+        self.load(&checkpoint.into(), true, None)
     }
 
-    pub(super) fn load(
+    pub(in crate::client) fn load(
         &self,
-        path: &str,
+        checkpoint: &CheckpointRef,
         optimizer: bool,
         token: Option<Secret>,
     ) -> Result<Pending<LoadWeightsResponse>> {
-        let path = checked_path(path)?.to_owned();
-        let model_id = self.model_id().to_owned();
+        let path = checkpoint.checked()?.to_owned();
+        let model_id = self.model_id().clone();
         self.submit(&route::LOAD_WEIGHTS, "LoadWeights", move |number| {
             let number = u64::from(number.unsigned_abs());
-            let mut request = LoadWeightsRequest::into_model(model_id, number, path, optimizer);
+            let mut request =
+                LoadWeightsRequest::into_model(model_id.as_str(), number, path, optimizer);
             request.weights_access_token = token.as_ref().map(|token| token.expose().into());
             to_json(&request)
         })
@@ -277,7 +328,7 @@ impl TrainingClient {
     /// Frees the model on servers that have this call; others answer 404.
     pub fn unload_model(&self) -> Result<()> {
         let body = to_json(&UnloadModelRequest {
-            model_id: self.model_id().into(),
+            model_id: self.model_id().as_str().into(),
         })?;
         let route = &route::UNLOAD_MODEL;
         self.session
@@ -290,7 +341,7 @@ impl TrainingClient {
     #[doc(alias = "get_info")]
     pub fn info(&self) -> Result<ModelInfo> {
         let body = to_json(&GetInfoRequest {
-            model_id: self.model_id().into(),
+            model_id: self.model_id().as_str().into(),
         })?;
         self.session.check_open()?;
         self.session.core.link.json(&route::GET_INFO, &body)
@@ -350,25 +401,15 @@ pub(super) fn seq(number: i32) -> Option<u64> {
     Some(number.unsigned_abs().into())
 }
 
-pub(super) fn checked_path(path: &str) -> Result<&str> {
-    match path.starts_with("tinker://") {
-        true => Ok(path),
-        false => Err(Error::invalid(
-            "path",
-            format!("must begin with tinker://, got {path:?}"),
-        )),
-    }
-}
-
-fn checked_name(name: &str) -> Result<String> {
+fn checked_name(name: String) -> Result<String> {
     match name.is_empty() {
         true => Err(Error::invalid("name", "must not be empty")),
-        false => Ok(name.to_owned()),
+        false => Ok(name),
     }
 }
 
 /// The service keeps checkpoints from an hour to ten years.
-pub(super) fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
+pub(in crate::client) fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
     const RANGE: std::ops::RangeInclusive<u64> = 3_600..=315_360_000;
     match ttl.map(|ttl| ttl.as_secs()) {
         Some(seconds) if !RANGE.contains(&seconds) => Err(Error::invalid(

@@ -1,25 +1,29 @@
 //! `TrainingClient`: one model's ordered queue.
 
+mod custom;
+mod save;
+
 use std::fmt;
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 
-use super::train_ops::seq;
-use crate::error::{Context, Error, Result};
-use crate::loss::{self, CustomLoss, LossGraph};
+use crate::error::{Error, Result};
 use crate::runtime::pending::{Pending, Status};
 use crate::runtime::session::Session;
 use crate::runtime::training::{
     Call, ChunkOutput, ChunkSender, Forward, Gate, Gather, Operation, Queue, Single,
 };
 use crate::types::{
-    Datum, ForwardBackwardOutput, Loss, LossFn, OptimStepResponse, OptimizerParams, TensorData,
-    console,
+    Datum, ForwardBackwardOutput, Loss, ModelId, OptimStepResponse, OptimizerParams, console,
 };
 use crate::wire::reply::decode_json;
 use crate::wire::request::{OptimStepRequest, to_json};
 use crate::wire::route;
+
+use save::seq;
+pub(super) use save::ttl_seconds;
+pub use save::{Export, Save};
 
 /// One model in training.
 ///
@@ -38,13 +42,20 @@ use crate::wire::route;
 /// up with a warning.
 #[derive(Clone)]
 pub struct TrainingClient {
-    pub(super) queue: Arc<Queue>,
-    pub(super) session: Arc<Session>,
+    model_id: ModelId,
+    queue: Arc<Queue>,
+    session: Arc<Session>,
 }
 
 impl TrainingClient {
-    pub(super) fn new(queue: Arc<Queue>, session: Arc<Session>) -> Self {
-        Self { queue, session }
+    /// Starts the queue of a model whose next request has number `next`.
+    pub(super) fn start(session: Arc<Session>, model_id: ModelId, next: i32) -> Result<Self> {
+        let queue = session.start_queue(model_id.to_string(), next)?;
+        Ok(Self {
+            model_id,
+            queue,
+            session,
+        })
     }
 
     /// Computes the loss and its gradients, which accumulate until [`optim_step`](Self::optim_step).
@@ -125,6 +136,7 @@ impl TrainingClient {
     /// # Errors
     ///
     /// [`Error::Invalid`] for parameters out of range; [`Error::Broken`] and [`Error::Closed`].
+    #[doc(alias = "OptimStepRequest")]
     pub fn optim_step(
         &self,
         params: impl Into<OptimizerParams>,
@@ -165,67 +177,6 @@ impl TrainingClient {
             forward_backward,
             optim_step,
         })
-    }
-
-    /// Trains with a loss of your own: see [`loss`](crate::loss).
-    ///
-    /// Blocks for a forward pass, computes the loss on this thread (so it may borrow), submits
-    /// the backward pass and returns its handle; a later `optim_step` is ordered after it. The
-    /// reported `loss:sum` is your loss; what the service computed in its place is
-    /// `surrogate_loss:sum`. Where the service can run the formula itself, it does.
-    ///
-    /// ```no_run
-    /// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
-    /// use tinker::loss::{input, logprobs};
-    ///
-    /// let ratio = (logprobs() - input("logprobs")).exp();
-    /// let loss = -(ratio * input("advantages")).sum();
-    /// let step = training.forward_backward_custom(&data, loss)?;
-    /// # step.join()?; Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`forward_backward`](Self::forward_backward), whatever the forward pass says, and what
-    /// the loss itself returns.
-    pub fn forward_backward_custom(
-        &self,
-        data: &[Datum],
-        loss: impl CustomLoss,
-    ) -> Result<Pending<ForwardBackwardOutput>> {
-        if let (true, Some(objective)) = (self.runs_losses(), loss.as_objective()) {
-            match objective.to_graph(data) {
-                Ok(graph) => return self.forward_backward_graph(data, &graph),
-                Err(error) => log::debug!("computing the custom loss on this side: {error}"),
-            }
-        }
-        let forward = self
-            .forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?
-            .join()?;
-        let logprobs = (0..data.len())
-            .map(|index| shaped_logprobs(&forward, data, index))
-            .collect::<Result<Vec<_>>>()?;
-        let value = loss.evaluate(data, &logprobs)?;
-        let data = loss::backward_data(data, &logprobs, &value.gradients)?;
-        let pending = self.forward_backward(&data, LossFn::CrossEntropy)?;
-        Ok(pending.and_then(|mut output| {
-            loss::finish_metrics(&mut output.metrics, value)?;
-            Ok(output)
-        }))
-    }
-
-    fn runs_losses(&self) -> bool {
-        self.session.core.client_config.custom_loss_server_side
-    }
-
-    /// Has the service run a formula. Each distinct graph is uploaded once per session.
-    fn forward_backward_graph(
-        &self,
-        data: &[Datum],
-        graph: &LossGraph,
-    ) -> Result<Pending<ForwardBackwardOutput>> {
-        let loss_id = self.session.upload_loss(graph)?;
-        self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id))
     }
 
     fn call(
@@ -293,8 +244,8 @@ impl TrainingClient {
     }
 
     /// The model's id, which is also its training run's.
-    pub fn model_id(&self) -> &str {
-        self.queue.model_id()
+    pub fn model_id(&self) -> &ModelId {
+        &self.model_id
     }
 
     /// Where the console shows the run.
@@ -315,26 +266,6 @@ impl fmt::Debug for TrainingClient {
 enum Pass {
     Forward,
     Backward,
-}
-
-/// The logprobs of one datum in the shape of its target tokens.
-fn shaped_logprobs(
-    output: &ForwardBackwardOutput,
-    data: &[Datum],
-    index: usize,
-) -> Result<TensorData> {
-    let missing = || {
-        let message = format!("the forward pass gave no logprobs for data[{index}]");
-        Error::Reply(Context::new(message))
-    };
-    let logprobs = output.output(index, "logprobs").ok_or_else(missing)?;
-    let targets = data[index]
-        .input("target_tokens")
-        .and_then(TensorData::shape);
-    match targets {
-        Some(shape) if logprobs.csr().is_none() => logprobs.clone().with_shape(shape),
-        _ => Ok(logprobs.clone()),
-    }
 }
 
 /// The two halves of a training step, both under way.
