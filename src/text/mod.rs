@@ -19,6 +19,7 @@ mod json;
 mod message;
 mod selection;
 mod special;
+mod stream;
 mod tokenizer;
 
 #[cfg(feature = "chat")]
@@ -27,4 +28,5 @@ pub use data::{DatumOptions, Example, Reduction};
 pub use json::Json;
 pub use message::{Message, ToolCall, UnparsedToolCall};
 pub use selection::TokenizerId;
-pub use tokenizer::Tokenizer;
+pub use stream::DecodeStream;
+pub use tokenizer::{Specials, Tokenizer};

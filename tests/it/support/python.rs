@@ -55,7 +55,7 @@ fn prepare(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-fn run(command: &mut Command) -> Result<(), String> {
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     let output = command
         .output()
         .map_err(|error| format!("{command:?}: {error}"))?;

@@ -1,47 +1,21 @@
-//! [`Tokenizer`]: text to tokens and back.
+//! Where tokenizers come from.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
-use super::hub;
-use super::selection::TokenizerId;
-use super::special::TokenizerConfig;
+use super::batch::Workers;
+use super::codec::Codec;
+use super::{Inner, Parts, Tokenizer};
 use crate::config;
 use crate::error::{Context, Error, Result};
-use crate::types::Tokens;
-
-/// A model's tokenizer.
-///
-/// Cloning is cheap, and clones can be used from many threads.
-///
-/// ```
-/// use tinker::text::Tokenizer;
-///
-/// let tokenizer = Tokenizer::open("tests/fixtures/text/tiny")?;
-/// let tokens = tokenizer.encode("the cat sat")?;
-/// assert_eq!(tokenizer.decode(&tokens)?, "<|begin|>the cat sat");
-/// assert_eq!(tokenizer.decode_plain(&tokens)?, "the cat sat");
-/// assert_eq!(tokenizer.eos_id(), tokenizer.token_id("<|end|>"));
-/// # Ok::<(), tinker::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Tokenizer {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    name: String,
-    tokenizer: tokenizers::Tokenizer,
-    config: TokenizerConfig,
-    #[cfg(feature = "chat")]
-    template: OnceLock<Result<super::chat::ChatTemplate>>,
-}
+use crate::text::hub;
+use crate::text::selection::TokenizerId;
+use crate::text::special::TokenizerConfig;
 
 /// Tokenizers loaded by model. Building one takes up to half a second.
 static LOADED: OnceLock<Mutex<HashMap<PathBuf, Tokenizer>>> = OnceLock::new();
@@ -156,19 +130,21 @@ impl Tokenizer {
     }
 
     fn build(name: String, json: &[u8], config: TokenizerConfig) -> Result<Self, BoxError> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
-        // Some files carry the settings of their training run; they would change lengths.
-        tokenizer.with_truncation(None)?.with_padding(None);
+        Ok(Self::new(name, serde_json::from_slice(json)?, config))
+    }
+
+    fn new(name: String, parts: Parts, config: TokenizerConfig) -> Self {
         let inner = Inner {
             name,
-            tokenizer,
+            codec: Codec::new(parts),
             config,
+            workers: Workers::default(),
             #[cfg(feature = "chat")]
             template: OnceLock::new(),
         };
-        Ok(Self {
+        Self {
             inner: Arc::new(inner),
-        })
+        }
     }
 
     fn named(mut self, name: &str) -> Self {
@@ -176,166 +152,6 @@ impl Tokenizer {
             inner.name = name.to_owned();
         }
         self
-    }
-
-    /// The model's repository, or the file it was read from.
-    pub fn name(&self) -> &str {
-        &self.inner.name
-    }
-
-    /// The tokens of a text, with the special tokens the tokenizer puts around it (some put a
-    /// beginning-of-sequence token first).
-    ///
-    /// Text that spells a special token, such as `<|im_end|>`, becomes that token.
-    ///
-    /// # Errors
-    ///
-    /// If the tokenizer cannot represent the text.
-    pub fn encode(&self, text: &str) -> Result<Vec<i32>> {
-        self.encode_as(text, true)
-    }
-
-    /// The tokens of a text with nothing put around it: for text that is part of something
-    /// longer.
-    ///
-    /// # Errors
-    ///
-    /// If the tokenizer cannot represent the text.
-    pub fn encode_plain(&self, text: &str) -> Result<Vec<i32>> {
-        self.encode_as(text, false)
-    }
-
-    fn encode_as(&self, text: &str, add_special_tokens: bool) -> Result<Vec<i32>> {
-        let encoding = self.inner.tokenizer.encode_fast(text, add_special_tokens);
-        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
-        Ok(Tokens::try_from(encoding.get_ids())?.into_vec())
-    }
-
-    /// The text of some tokens, special tokens spelled out.
-    ///
-    /// Ids outside the vocabulary have no text. A character cut in half at either end becomes
-    /// `\u{fffd}`.
-    ///
-    /// # Errors
-    ///
-    /// If an id is negative or the tokenizer cannot join the pieces.
-    pub fn decode(&self, tokens: &[i32]) -> Result<String> {
-        self.decode_as(tokens, false)
-    }
-
-    /// The text of some tokens without the special ones.
-    ///
-    /// # Errors
-    ///
-    /// If an id is negative or the tokenizer cannot join the pieces.
-    pub fn decode_plain(&self, tokens: &[i32]) -> Result<String> {
-        self.decode_as(tokens, true)
-    }
-
-    fn decode_as(&self, tokens: &[i32], skip_special_tokens: bool) -> Result<String> {
-        let ids = tokens
-            .iter()
-            .enumerate()
-            .map(|(index, &token)| {
-                u32::try_from(token).map_err(|_| {
-                    Error::invalid(format!("tokens[{index}]"), format!("{token} is negative"))
-                })
-            })
-            .collect::<Result<Vec<u32>>>()?;
-        let text = self.inner.tokenizer.decode(&ids, skip_special_tokens);
-        text.map_err(|error| Error::invalid("tokens", error.to_string()))
-    }
-
-    /// The id of a token, given as the vocabulary spells it.
-    pub fn token_id(&self, token: &str) -> Option<i32> {
-        i32::try_from(self.inner.tokenizer.token_to_id(token)?).ok()
-    }
-
-    /// The token with which sequences end, if the model's files name one.
-    pub fn eos_id(&self) -> Option<i32> {
-        self.token_id(self.special_token("eos_token")?)
-    }
-
-    /// The token with which sequences begin, if the model's files name one.
-    pub fn bos_id(&self) -> Option<i32> {
-        self.token_id(self.special_token("bos_token")?)
-    }
-
-    /// The token a role has, such as `pad_token`, as the vocabulary spells it.
-    pub fn special_token(&self, role: &str) -> Option<&str> {
-        self.inner
-            .config
-            .special_tokens
-            .get(role)
-            .map(String::as_str)
-    }
-
-    /// How many tokens there are, added ones included.
-    pub fn vocab_size(&self) -> usize {
-        self.inner.tokenizer.get_vocab_size(true)
-    }
-}
-
-#[cfg(feature = "chat")]
-impl Tokenizer {
-    /// A conversation as the text the model was trained on, by its own chat template.
-    ///
-    /// ```
-    /// use tinker::text::{ChatOptions, Message, Tokenizer};
-    ///
-    /// let tokenizer = Tokenizer::open("tests/fixtures/text/tiny")?;
-    /// let messages = [Message::user("the cat sat")];
-    /// let text = tokenizer.render_chat(&messages, &ChatOptions::prompt())?;
-    /// assert_eq!(text, "<|start|>user\nthe cat sat<|end|>\n<|start|>assistant\n");
-    /// # Ok::<(), tinker::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// If the model has no template, or the template fails or refuses the conversation.
-    pub fn render_chat(
-        &self,
-        messages: &[super::Message],
-        options: &super::ChatOptions,
-    ) -> Result<String> {
-        let template = self.inner.template.get_or_init(|| {
-            let source = self.inner.config.chat_template.as_deref();
-            let source = source.ok_or_else(|| {
-                Error::Config(Context::new(format!(
-                    "{} has no chat template",
-                    self.name()
-                )))
-            })?;
-            super::chat::ChatTemplate::new(source)
-        });
-        match template {
-            Ok(template) => template.render(messages, options, &self.inner.config.special_tokens),
-            Err(error) => Err(error.clone()),
-        }
-    }
-
-    /// A conversation as tokens: [`render_chat`](Self::render_chat), encoded.
-    ///
-    /// # Errors
-    ///
-    /// As [`render_chat`](Self::render_chat), or if the text cannot be encoded.
-    #[doc(alias = "apply_chat_template")]
-    pub fn encode_chat(
-        &self,
-        messages: &[super::Message],
-        options: &super::ChatOptions,
-    ) -> Result<Vec<i32>> {
-        // The template writes the special tokens itself.
-        self.encode_plain(&self.render_chat(messages, options)?)
-    }
-}
-
-impl fmt::Debug for Tokenizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokenizer")
-            .field("name", &self.name())
-            .field("vocab_size", &self.vocab_size())
-            .finish_non_exhaustive()
     }
 }
 
@@ -411,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn negative_ids_are_refused() {
+    fn ids_that_are_none_are_refused() {
         let error = Tokenizer::open(TINY).unwrap().decode(&[1, -1]).unwrap_err();
         assert_eq!(error.to_string(), "invalid tokens[1]: -1 is negative");
     }

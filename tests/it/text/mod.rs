@@ -1,5 +1,7 @@
 //! Tokenizers and chat templates against what Hugging Face's own tools make of the same files.
 
+mod tokenizers;
+
 use serde::Deserialize;
 use tinker::text::{ChatOptions, Message, Tokenizer};
 
@@ -33,7 +35,7 @@ struct ChatCase {
 }
 
 fn cases() -> Cases {
-    serde_json::from_str(include_str!("../fixtures/text/cases.json")).unwrap()
+    serde_json::from_str(include_str!("../../fixtures/text/cases.json")).unwrap()
 }
 
 fn tiny() -> Tokenizer {

@@ -1,0 +1,161 @@
+//! The parts a tokenizer is made of, and text to ids and back through them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer};
+use tokenizers::tokenizer::{Decoder, Model, Result as ModelResult, Token};
+use tokenizers::{
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
+    PreTokenizerWrapper, TokenizerImpl,
+};
+
+use super::Specials;
+use crate::error::{Error, Result};
+
+/// The crate's tokenizer over a model that can be shared.
+pub(in crate::text) type Parts = TokenizerImpl<
+    SharedModel,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// Two tokenizers over one model, because whether special tokens are recognised in text is a
+/// setting of a tokenizer and not of a call.
+pub(super) struct Codec {
+    recognising: Parts,
+    ordinary: Parts,
+}
+
+impl Codec {
+    pub(super) fn new(mut recognising: Parts) -> Self {
+        // Some files carry the settings of their training run; they would change lengths.
+        recognising
+            .with_truncation(None)
+            .expect("no truncation asks for nothing")
+            .with_padding(None);
+        let mut ordinary = recognising.clone();
+        ordinary.set_encode_special_tokens(true);
+        Self {
+            recognising,
+            ordinary,
+        }
+    }
+
+    pub(super) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<i32>> {
+        let encoding = match specials {
+            Specials::Added => self.recognising.encode_fast(text, true),
+            Specials::Recognised => self.recognising.encode_fast(text, false),
+            Specials::AsText => self.ordinary.encode_fast(text, false),
+        };
+        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        encoding.get_ids().iter().map(|&id| signed(id)).collect()
+    }
+
+    pub(super) fn decode(&self, tokens: &[i32], skip_special_tokens: bool) -> Result<String> {
+        let added = self.recognising.get_added_vocabulary();
+        let mut pieces = Vec::with_capacity(tokens.len());
+        for (index, &token) in tokens.iter().enumerate() {
+            let piece = self
+                .id_to_token(token)
+                .ok_or_else(|| self.no_such_token(&format!("tokens[{index}]"), token))?;
+            if !(skip_special_tokens && added.is_special_token(&piece)) {
+                pieces.push(piece);
+            }
+        }
+        match self.recognising.get_decoder() {
+            Some(decoder) => decoder.decode(pieces),
+            None => Ok(pieces.join(" ")),
+        }
+        .map_err(|error| Error::invalid("tokens", error.to_string()))
+    }
+
+    pub(super) fn no_such_token(&self, field: &str, token: i32) -> Error {
+        let problem = match token {
+            ..0 => format!("{token} is negative"),
+            _ => format!(
+                "{token} is no token of this vocabulary of {}; is it of another model?",
+                self.vocab_size()
+            ),
+        };
+        Error::invalid(field, problem)
+    }
+
+    pub(super) fn token_to_id(&self, token: &str) -> Option<i32> {
+        i32::try_from(self.recognising.token_to_id(token)?).ok()
+    }
+
+    pub(super) fn id_to_token(&self, id: i32) -> Option<String> {
+        self.recognising.id_to_token(u32::try_from(id).ok()?)
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.recognising.get_vocab_size(true)
+    }
+
+    /// Every token that is recognised as a whole in text, by id.
+    pub(super) fn added_tokens(&self) -> Vec<(i32, AddedToken)> {
+        let added = self.recognising.get_added_tokens_decoder();
+        let mut added: Vec<_> = added
+            .into_iter()
+            .filter_map(|(id, token)| Some((i32::try_from(id).ok()?, token)))
+            .collect();
+        added.sort_by_key(|(id, _)| *id);
+        added
+    }
+}
+
+fn signed(id: u32) -> Result<i32> {
+    i32::try_from(id).map_err(|_| Error::invalid("text", format!("its token {id} is too large")))
+}
+
+/// A model that clones share.
+#[derive(Debug, Clone)]
+pub(in crate::text) struct SharedModel(Arc<ModelWrapper>);
+
+impl<M: Into<ModelWrapper>> From<M> for SharedModel {
+    fn from(model: M) -> Self {
+        Self(Arc::new(model.into()))
+    }
+}
+
+impl<'de> Deserialize<'de> for SharedModel {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        ModelWrapper::deserialize(deserializer).map(Self::from)
+    }
+}
+
+impl Model for SharedModel {
+    type Trainer = <ModelWrapper as Model>::Trainer;
+
+    fn tokenize(&self, sequence: &str) -> ModelResult<Vec<Token>> {
+        self.0.tokenize(sequence)
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
+    }
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        self.0.get_vocab()
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        self.0.get_vocab_size()
+    }
+
+    fn save(&self, folder: &Path, prefix: Option<&str>) -> ModelResult<Vec<PathBuf>> {
+        self.0.save(folder, prefix)
+    }
+
+    fn get_trainer(&self) -> Self::Trainer {
+        self.0.get_trainer()
+    }
+}
