@@ -72,6 +72,10 @@ pub mod error;
 
 mod sync;
 
+#[cfg(any(feature = "text", feature = "local"))]
+#[allow(dead_code, reason = "each feature uses a part")]
+mod gguf;
+
 pub mod types;
 
 #[allow(dead_code, reason = "until the clients land")]

@@ -6,7 +6,6 @@ use serde_json::json;
 
 use super::{Answer, future, json};
 use crate::local::api::service::Service;
-use crate::local::engine::Family;
 use crate::local::http::{Refusal, Reply, Request};
 use crate::local::state::futures::Outcome;
 use crate::local::state::models::{Job, Model};
@@ -96,10 +95,7 @@ pub(in crate::local) fn get_info(service: &Service, request: &Request) -> Answer
     let wanted: GetInfoRequest<'_> = json(request)?;
     let model = service.models.get(&wanted.model_id)?;
     let name = Some(model.base_model.clone());
-    let arch = match service.base.config().family {
-        Family::Llama => "llama",
-        Family::Qwen3 => "qwen3",
-    };
+    let arch = service.base.config().family.name;
     Ok(Reply::json(&ModelInfo {
         model_id: model.id.as_str().into(),
         model_data: ModelData {

@@ -27,17 +27,19 @@ pub(crate) struct HeadGradients<'a> {
 /// Each sequence attends to its own past; `spans` are the first row and length of each.
 pub(crate) fn forward(
     config: &Config,
+    window: Option<usize>,
     spans: &[(usize, usize)],
     heads: Heads<'_>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    attend(config, stretches(spans), heads, out, scratch);
+    attend(config, window, stretches(spans), heads, out, scratch);
 }
 
 /// One sequence goes on: there are `past` more keys and values than queries, and they come first.
 pub(crate) fn forward_onto(
     config: &Config,
+    window: Option<usize>,
     past: usize,
     heads: Heads<'_>,
     out: &mut [f32],
@@ -49,18 +51,26 @@ pub(crate) fn forward_onto(
         past,
         len,
     };
-    attend(config, std::iter::once(stretch), heads, out, scratch);
+    attend(
+        config,
+        window,
+        std::iter::once(stretch),
+        heads,
+        out,
+        scratch,
+    );
 }
 
 fn attend(
     config: &Config,
+    window: Option<usize>,
     stretches: impl Iterator<Item = Stretch>,
     heads: Heads<'_>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
     let q_width = config.q_width();
-    for_blocks(config, stretches, |block| {
+    for_blocks(config, window, stretches, |block| {
         let (rows, keys) = (block.rows, block.keys);
         let mut scores = scratch.take(rows * keys);
         block.probabilities(config, heads, &mut scores);
@@ -79,6 +89,7 @@ fn attend(
 /// The gradients of [`forward`]: probabilities are computed again rather than kept.
 pub(crate) fn backward(
     config: &Config,
+    window: Option<usize>,
     spans: &[(usize, usize)],
     heads: Heads<'_>,
     dout: &[f32],
@@ -86,8 +97,8 @@ pub(crate) fn backward(
     scratch: &mut Scratch,
 ) {
     let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
-    let scale = (dim as f32).sqrt().recip();
-    for_blocks(config, stretches(spans), |block| {
+    let scale = config.query_scale;
+    for_blocks(config, window, stretches(spans), |block| {
         let (rows, keys) = (block.rows, block.keys);
         let mut p = scratch.take(rows * keys);
         let mut dp = scratch.take(rows * keys);
@@ -142,8 +153,10 @@ struct Block {
     kv: usize,
     rows: usize,
     keys: usize,
-    /// Position of the first query in its sequence.
+    /// Keys before the first query.
     first: usize,
+    /// Keys each query sees, its own among them.
+    window: usize,
 }
 
 impl Block {
@@ -151,11 +164,19 @@ impl Block {
         let dim = config.head_dim;
         let queries = View::strided(&heads.q[self.q..], self.rows, dim, config.q_width());
         let keys = View::strided(&heads.k[self.kv..], self.keys, dim, config.kv_width());
-        let scale = (dim as f32).sqrt().recip();
-        product(scale, queries, keys.transposed(), 0.0, out, self.keys);
+        product(
+            config.query_scale,
+            queries,
+            keys.transposed(),
+            0.0,
+            out,
+            self.keys,
+        );
         for (row, scores) in out.chunks_exact_mut(self.keys).enumerate() {
             let (past, future) = scores.split_at_mut(self.first + row + 1);
-            softmax(past);
+            let (forgotten, seen) = past.split_at_mut(past.len().saturating_sub(self.window));
+            softmax(seen);
+            forgotten.fill(0.0);
             future.fill(0.0);
         }
     }
@@ -178,21 +199,26 @@ fn stretches(spans: &[(usize, usize)]) -> impl Iterator<Item = Stretch> {
 
 fn for_blocks(
     config: &Config,
+    window: Option<usize>,
     stretches: impl Iterator<Item = Stretch>,
     mut work: impl FnMut(Block),
 ) {
     let (dim, q_width, kv_width) = (config.head_dim, config.q_width(), config.kv_width());
     let group = config.heads / config.kv_heads;
+    let window = window.unwrap_or(usize::MAX);
     for Stretch { start, past, len } in stretches {
         for head in 0..config.heads {
             for first in (0..len).step_by(BLOCK) {
                 let rows = BLOCK.min(len - first);
+                // Keys that even the first query no longer sees.
+                let forgotten = (past + first + 1).saturating_sub(window);
                 work(Block {
                     q: (start + first) * q_width + head * dim,
-                    kv: start * kv_width + head / group * dim,
+                    kv: (start + forgotten) * kv_width + head / group * dim,
                     rows,
-                    keys: past + first + rows,
-                    first: past + first,
+                    keys: past + first + rows - forgotten,
+                    first: past + first - forgotten,
+                    window,
                 });
             }
         }

@@ -147,6 +147,6 @@ pub(super) fn read_floats(file: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>
         ));
     }
     let mut values = vec![0.0; tensor.data().len() / 4];
-    super::matrix::widen(tensor.data(), super::matrix::Dtype::F32, &mut values);
+    super::quant::widen(tensor.data(), super::quant::Dtype::F32, &mut values);
     Ok(values)
 }

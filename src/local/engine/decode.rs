@@ -5,8 +5,8 @@ use super::config::Config;
 use super::gemm::{dots, weighted_sum};
 use super::linear::{Linear, add};
 use super::model::{Net, Projection};
-use super::ops::{Rotation, rms_norm, silu, softmax};
-use super::pass;
+use super::ops::{rms_norm, softmax};
+use super::pass::{self, Rotations};
 use super::scratch::Scratch;
 
 /// The widest head this engine runs.
@@ -36,7 +36,7 @@ impl Cache {
     /// Nothing is remembered yet.
     pub(crate) fn new(config: &Config) -> Self {
         Self {
-            layers: vec![Past::default(); config.layers],
+            layers: vec![Past::default(); config.layers.len()],
             rows: 0,
         }
     }
@@ -48,7 +48,7 @@ impl Cache {
 
     /// Bytes that one position takes.
     pub(crate) fn bytes_per_row(config: &Config) -> usize {
-        config.layers * 2 * config.kv_width() * size_of::<f32>()
+        config.layers.len() * 2 * config.kv_width() * size_of::<f32>()
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn read(
     let positions = past..past + tokens.len();
     let step = Step {
         net,
-        rotation: Rotation::new(&net.weights.frequencies, positions),
+        rotations: Rotations::new(net.weights, positions),
         multiply: Linear::forward,
     };
     let mut x = pass::embed(net.weights, tokens, scratch);
@@ -76,7 +76,8 @@ pub(crate) fn read(
                 k: &remembered.keys,
                 v: &remembered.values,
             };
-            attention::forward_onto(config, past, heads, out, scratch);
+            let window = config.layers[layer].window;
+            attention::forward_onto(config, window, past, heads, out, scratch);
         });
     }
     cache.rows += tokens.len();
@@ -101,12 +102,12 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
     let positions = sequences.iter().map(|one| one.prompt.rows + one.own.rows);
     let step = Step {
         net,
-        rotation: Rotation::new(&net.weights.frequencies, positions),
+        rotations: Rotations::new(net.weights, positions),
         multiply: Linear::forward_each,
     };
     let tokens: Vec<u32> = sequences.iter().map(|one| one.token).collect();
     let mut x = pass::embed(net.weights, &tokens, scratch);
-    for layer in 0..config.layers {
+    for (layer, kind) in config.layers.iter().enumerate() {
         step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
             let mut scores = scratch.take(0);
             let new = k.chunks_exact(kv_width).zip(v.chunks_exact(kv_width));
@@ -114,13 +115,8 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
             for ((one, (k, v)), (q, out)) in sequences.iter_mut().zip(new).zip(heads) {
                 let own = &mut one.own.layers[layer];
                 own.push(k, v);
-                look_back(
-                    config,
-                    q,
-                    [&one.prompt.layers[layer], own],
-                    &mut scores,
-                    out,
-                );
+                let past = [&one.prompt.layers[layer], own];
+                look_back(config, kind.window, q, past, &mut scores, out);
             }
             scratch.give(scores);
         });
@@ -140,7 +136,7 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
 /// Rows on their way through the layers.
 struct Step<'a> {
     net: &'a Net<'a>,
-    rotation: Rotation,
+    rotations: Rotations,
     /// How projections treat rows: together, or each as if alone.
     multiply: fn(&Linear<'a>, &[f32], usize, &mut [f32]),
 }
@@ -155,7 +151,7 @@ impl Step<'_> {
         attend: impl FnOnce([&[f32]; 3], &mut [f32], &mut Scratch),
     ) {
         let (config, weights) = (&self.net.weights.config, &self.net.weights.layers[layer]);
-        let half = config.head_dim / 2;
+        let dim = config.head_dim;
         let mut normed = scratch.take(x.len());
         rms_norm(x, &weights.attention_norm, config.norm_eps, &mut normed);
         let mut q = self.project(layer, Projection::Q, &normed, scratch);
@@ -168,24 +164,37 @@ impl Step<'_> {
             scratch.give(raw_q);
             scratch.give(raw_k);
         }
-        self.rotation.apply(&mut q, config.heads, half);
-        self.rotation.apply(&mut k, config.kv_heads, half);
+        if let Some(rotation) = self.rotations.of(config.layers[layer]) {
+            rotation.apply(&mut q, config.heads, dim);
+            rotation.apply(&mut k, config.kv_heads, dim);
+        }
         let mut attended = scratch.take(q.len());
         attend([&q, &k, &v], &mut attended, scratch);
         let out = self.project(layer, Projection::O, &attended, scratch);
-        add(x, &out);
+        let after = weights.after_norms.as_ref();
+        self.add(x, &out, after.map(|after| &after.attention[..]), scratch);
 
         rms_norm(x, &weights.mlp_norm, config.norm_eps, &mut normed);
-        let mut gate = self.project(layer, Projection::Gate, &normed, scratch);
+        let gate = self.project(layer, Projection::Gate, &normed, scratch);
         let up = self.project(layer, Projection::Up, &normed, scratch);
-        for (gate, up) in gate.iter_mut().zip(&up) {
-            *gate = silu(*gate) * up;
-        }
-        let down = self.project(layer, Projection::Down, &gate, scratch);
-        add(x, &down);
-        for buffer in [normed, q, k, v, attended, out, gate, up, down] {
+        let mut active = scratch.take(gate.len());
+        config.activation.gate(&gate, &up, &mut active);
+        let down = self.project(layer, Projection::Down, &active, scratch);
+        self.add(x, &down, after.map(|after| &after.mlp[..]), scratch);
+        for buffer in [normed, q, k, v, attended, out, gate, up, active, down] {
             scratch.give(buffer);
         }
+    }
+
+    /// Adds what attention or MLP gave, through its norm where there is one.
+    fn add(&self, x: &mut [f32], out: &[f32], norm: Option<&[f32]>, scratch: &mut Scratch) {
+        let Some(norm) = norm else {
+            return add(x, out);
+        };
+        let mut normed = scratch.take(out.len());
+        rms_norm(out, norm, self.net.weights.config.norm_eps, &mut normed);
+        add(x, &normed);
+        scratch.give(normed);
     }
 
     fn project(
@@ -204,11 +213,22 @@ impl Step<'_> {
 }
 
 /// One row's attention over two stretches of the past.
-fn look_back(config: &Config, q: &[f32], past: [&Past; 2], scores: &mut Vec<f32>, out: &mut [f32]) {
+fn look_back(
+    config: &Config,
+    window: Option<usize>,
+    q: &[f32],
+    past: [&Past; 2],
+    scores: &mut Vec<f32>,
+    out: &mut [f32],
+) {
     let (dim, width) = (config.head_dim, config.kv_width());
-    let scale = (dim as f32).sqrt().recip();
+    let scale = config.query_scale;
     let group = config.heads / config.kv_heads;
-    let [near, far] = past.map(|past| past.keys.len() / width);
+    let [first, second] = past.map(|past| past.keys.len() / width);
+    // What lies before the window, first of the one stretch, then of the other.
+    let forgotten = (first + second).saturating_sub(window.unwrap_or(usize::MAX));
+    let forgotten = [forgotten.min(first), forgotten.saturating_sub(first)];
+    let (near, far) = (first - forgotten[0], second - forgotten[1]);
     let total = near + far;
     scores.resize(group * total, 0.0);
     // The heads of a group share their keys and values.
@@ -218,9 +238,11 @@ fn look_back(config: &Config, q: &[f32], past: [&Past; 2], scores: &mut Vec<f32>
     for (index, (q, out)) in groups.enumerate() {
         let start = index * dim;
         let mut first = 0;
-        for past in past {
-            let keys = &past.keys[start..];
-            dots(q, dim, keys, width, &mut scores[first..], total);
+        for (past, forgotten) in past.iter().zip(forgotten) {
+            if past.keys.len() > forgotten * width {
+                let keys = &past.keys[forgotten * width + start..];
+                dots(q, dim, keys, width, &mut scores[first..], total);
+            }
             first = near;
         }
         for (scores, out) in scores
@@ -230,10 +252,16 @@ fn look_back(config: &Config, q: &[f32], past: [&Past; 2], scores: &mut Vec<f32>
             scores.iter_mut().for_each(|score| *score *= scale);
             softmax(scores);
             let (near, far) = scores.split_at(near);
-            weighted_sum(near, &past[0].values[start..], width, out);
+            let values = |index: usize| {
+                let past: &Past = past[index];
+                past.values
+                    .get(forgotten[index] * width + start..)
+                    .unwrap_or_default()
+            };
+            weighted_sum(near, values(0), width, out);
             let mut rest = [0.0; MAX_HEAD];
             let rest = &mut rest[..dim];
-            weighted_sum(far, &past[1].values[start..], width, rest);
+            weighted_sum(far, values(1), width, rest);
             add(out, rest);
         }
     }

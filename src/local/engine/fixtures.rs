@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
+use super::batch::sample;
+use super::family::FAMILIES;
 use super::lora::Adapter;
 use super::model::Net;
 use super::peft::PeftFiles;
@@ -395,4 +397,146 @@ fn weights_may_be_in_half_precision_and_in_many_files() {
             .contains("q_proj.bias: projections with bias"),
         "{error}"
     );
+}
+
+/// Log-probabilities and greedy continuations of a tiny model of every family, which between
+/// them use every kind of window, rotary scaling, bias and norm.
+#[test]
+fn every_family_says_what_transformers_says() {
+    let mut families = Vec::new();
+    for name in [
+        "qwen2",
+        "qwen2-yarn",
+        "qwen3-yarn",
+        "llama-bias",
+        "llama-linear",
+        "mistral",
+        "gemma3",
+        "smollm3",
+        "phi3",
+    ] {
+        let fixture = Fixture::open(&format!("families/{name}"));
+        let base = fixture.base();
+        families.push(base.config().family.name);
+        let tokens = fixture.tokens("tokens");
+        let (input, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
+        let datum = Datum {
+            tokens: input.to_vec(),
+            targets: targets.to_vec(),
+            width: 1,
+            inputs: LossInputs {
+                weights: vec![1.0; targets.len()],
+                ..LossInputs::default()
+            },
+        };
+        let expected = fixture.floats("logprobs");
+        let output = forward(&base, None, &[datum], &Loss::CrossEntropy).unwrap();
+        assert_close(&output.data[0].logprobs, &expected, 2e-5);
+
+        let greedy = fixture.tokens("greedy");
+        let mut request = SampleRequest::new(tokens, greedy.len());
+        request.temperature = 0.0;
+        request.prompt_logprobs = true;
+        let sampled = sample(&base, None, &request).unwrap();
+        assert_eq!(sampled.sequences[0].tokens, greedy, "{name}");
+        let read: Vec<f32> = sampled.prompt_logprobs.unwrap()[1..]
+            .iter()
+            .map(|logprob| logprob.unwrap())
+            .collect();
+        assert_close(&read, &expected, 2e-5);
+    }
+    for family in &FAMILIES {
+        // The others have fixtures of their own above.
+        let known = families.contains(&family.name) || matches!(family.name, "llama" | "qwen3");
+        assert!(known, "{} has no fixture", family.name);
+    }
+}
+
+/// A GGUF file is the same model as the folder it was made from.
+#[test]
+fn gguf_files_say_what_their_folders_say() {
+    for name in ["llama", "qwen3", "families/llama-linear", "families/phi3"] {
+        let fixture = Fixture::open(name);
+        let folder = fixture.base();
+        let file = Base::load_gguf(&fixture.folder.join("model.gguf"), 1).unwrap();
+        let tokens: Vec<u32> = (0..30).map(|index| (index * 7 + 3) % 40).collect();
+        let data = [Datum {
+            targets: tokens[1..].to_vec(),
+            inputs: LossInputs {
+                weights: vec![1.0; tokens.len() - 1],
+                ..LossInputs::default()
+            },
+            tokens: tokens[..tokens.len() - 1].to_vec(),
+            width: 1,
+        }];
+        let expected = forward(&folder, None, &data, &Loss::CrossEntropy).unwrap();
+        let ours = forward(&file, None, &data, &Loss::CrossEntropy).unwrap();
+        assert_close(&ours.data[0].logprobs, &expected.data[0].logprobs, 1e-5);
+        assert_eq!(file.config().eos, folder.config().eos);
+    }
+}
+
+/// Blocks of every type, whole and in pieces that begin and end within them.
+#[test]
+fn quantised_blocks_are_read_as_the_gguf_package_reads_them() {
+    use super::mapping::Mapping;
+    use super::matrix::{Matrix, Order};
+    use super::quant::Dtype as Kind;
+
+    let bytes: &'static [u8] = include_bytes!("../../../tests/fixtures/engine/quants.safetensors");
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    for (name, dtype) in [
+        ("F16", Kind::F16),
+        ("BF16", Kind::Bf16),
+        ("Q8_0", Kind::Q8_0),
+        ("Q4_0", Kind::Q4_0),
+        ("Q4_1", Kind::Q4_1),
+        ("Q4_K", Kind::Q4K),
+        ("Q6_K", Kind::Q6K),
+    ] {
+        let blocks = file.tensor(&format!("{name}.blocks")).unwrap().data();
+        let numbers = file.tensor(&format!("{name}.numbers")).unwrap();
+        let numbers: Vec<f32> = numbers
+            .data()
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect();
+        let width = numbers.len();
+        let section = Mapping::embedded(blocks).section(0..blocks.len());
+        let matrix = Matrix::mapped(1, width, section, dtype, Order::Plain);
+        for cols in [0..width, 0..1, 5..width - 3, width / 2..width] {
+            let mut ours = vec![f32::NAN; cols.len()];
+            matrix.read_block(0..1, cols.clone(), &mut ours);
+            assert_close(&ours, &numbers[cols], 1e-6);
+        }
+    }
+}
+
+#[test]
+fn gguf_files_that_cannot_be_run_are_refused_by_name() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/engine/llama");
+    let whole = fs::read(folder.join("model.gguf")).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let check = |bytes: Vec<u8>, expected: &str| {
+        let path = temporary.path().join("model.gguf");
+        fs::write(&path, bytes).unwrap();
+        let error = Base::load_gguf(&path, 1).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    let place = |bytes: &[u8], text: &str| {
+        bytes
+            .windows(text.len())
+            .position(|window| window == text.as_bytes())
+            .unwrap()
+    };
+    check(whole[..whole.len() - 64].to_vec(), "beyond the end");
+    let mut other = whole.clone();
+    let value = place(&whole, "general.architecture") + 32;
+    other[value..value + 5].copy_from_slice(b"mamba");
+    check(other, "`mamba` is not supported");
+    let mut other = whole.clone();
+    // The type follows the name, the number of dimensions and two of them.
+    let kind = place(&whole, "token_embd.weight") + "token_embd.weight".len() + 4 + 16;
+    other[kind] = 19;
+    check(other, "ggml type 19");
 }

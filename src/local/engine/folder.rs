@@ -7,10 +7,12 @@ use std::path::{Component, Path};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors};
 use serde::Deserialize;
 
-use super::config::{Config, Family};
+use super::assemble::TensorSource;
+use super::config::Config;
 use super::mapping::{Mapping, Section};
-use super::matrix::{Dtype, Matrix, widen};
-use super::model::{Base, HeadNorms, Layer, Projection, Weights};
+use super::matrix::{Matrix, Order};
+use super::model::{Base, Projection, Weights};
+use super::quant::{Dtype, widen};
 use crate::error::{Context, Error, Result};
 
 /// Models up to this many weights are widened to `f32` once; larger ones stay in their files
@@ -18,7 +20,7 @@ use crate::error::{Context, Error, Result};
 const WIDEN_UP_TO: usize = 16 << 20;
 
 impl Base {
-    /// Loads a folder as transformers writes it: `llama` or `qwen3`, in f32, f16 or bf16.
+    /// Loads a folder as transformers writes it: a family of the table, in f32, f16 or bf16.
     ///
     /// The files are mapped, not read: they must not change while the model is in use.
     ///
@@ -44,58 +46,22 @@ impl Weights {
     /// If a tensor is missing, damaged, or has another shape or type than the configuration says.
     pub(crate) fn from_files(config: Config, files: Vec<(String, Mapping)>) -> Result<Self> {
         let tensors = Tensors::index(files)?;
-        if let Some(name) = tensors.0.keys().find(|name| name.ends_with("_proj.bias")) {
+        if let Some(name) = tensors.unknown_bias(&config) {
             return Err(Error::invalid(
                 name,
-                "projections with bias are not supported",
+                "projections with bias are not supported unless config.json says so",
             ));
         }
-        let small = tensors.0.values().map(Tensor::len).sum::<usize>() <= WIDEN_UP_TO;
-        let (width, dim) = (config.width, config.head_dim);
-        let matrix = |name: &str, rows: usize, cols: usize| {
-            tensors.get(name, &[rows, cols])?.matrix(rows, cols, small)
-        };
-        let vector = |name: &str, len: usize| Ok(tensors.get(name, &[len])?.to_f32());
-        let layers = (0..config.layers)
-            .map(|layer| {
-                let prefix = format!("model.layers.{layer}");
-                let mut projections = Vec::with_capacity(7);
-                for projection in Projection::ALL {
-                    let (rows, cols) = projection.shape(&config);
-                    let name = format!("{prefix}.{}.weight", projection.path());
-                    projections.push(matrix(&name, rows, cols)?);
-                }
-                let head_norms = match config.family {
-                    Family::Llama => None,
-                    Family::Qwen3 => Some(HeadNorms {
-                        q: vector(&format!("{prefix}.self_attn.q_norm.weight"), dim)?,
-                        k: vector(&format!("{prefix}.self_attn.k_norm.weight"), dim)?,
-                    }),
-                };
-                Ok(Layer {
-                    projections: projections.try_into().expect("one for each of seven"),
-                    attention_norm: vector(&format!("{prefix}.input_layernorm.weight"), width)?,
-                    mlp_norm: vector(&format!("{prefix}.post_attention_layernorm.weight"), width)?,
-                    head_norms,
-                })
-            })
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self {
-            embed: matrix("model.embed_tokens.weight", config.vocab, width)?,
-            norm: vector("model.norm.weight", width)?,
-            head: match config.tied_head {
-                true => None,
-                false => Some(matrix("lm_head.weight", config.vocab, width)?),
-            },
-            layers,
-            frequencies: config.frequencies(),
-            config,
-        })
+        Self::assemble(config, &tensors)
     }
 }
 
 /// Every tensor of a set of files, by name.
-struct Tensors(HashMap<String, Tensor>);
+struct Tensors {
+    by_name: HashMap<String, Tensor>,
+    /// Whether matrices are widened once.
+    small: bool,
+}
 
 struct Tensor {
     file: String,
@@ -125,12 +91,27 @@ impl Tensors {
                 tensors.insert(name, tensor);
             }
         }
-        Ok(Self(tensors))
+        let small = tensors.values().map(Tensor::len).sum::<usize>() <= WIDEN_UP_TO;
+        Ok(Self {
+            by_name: tensors,
+            small,
+        })
+    }
+
+    /// A projection's bias that the configuration knows nothing of.
+    fn unknown_bias(&self, config: &Config) -> Option<&String> {
+        self.by_name.keys().find(|name| {
+            name.ends_with("_proj.bias")
+                && !Projection::ALL.iter().any(|projection| {
+                    projection.has_bias(config)
+                        && name.ends_with(&format!("{}.bias", projection.path()))
+                })
+        })
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<&Tensor> {
         let tensor = self
-            .0
+            .by_name
             .get(name)
             .ok_or_else(|| Error::invalid(name, "is missing from the weights"))?;
         tensor.dtype()?;
@@ -144,6 +125,29 @@ impl Tensors {
             ));
         }
         Ok(tensor)
+    }
+}
+
+impl TensorSource for Tensors {
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        let tensor = self.get(name, &[rows, cols])?;
+        let section = tensor.section.clone();
+        let matrix = Matrix::mapped(rows, cols, section, tensor.dtype()?, Order::Plain);
+        Ok(match self.small {
+            true => Matrix::new(rows, cols, matrix.to_f32()),
+            false => matrix,
+        })
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let tensor = self.get(name, &[len])?;
+        let mut out = vec![0.0; len];
+        widen(tensor.section.bytes(), tensor.dtype()?, &mut out);
+        Ok(out)
+    }
+
+    fn norms_from_one(&self, config: &Config) -> bool {
+        config.family.norms_from_one
     }
 }
 
@@ -165,23 +169,6 @@ impl Tensor {
                 ),
             )),
         }
-    }
-
-    fn matrix(&self, rows: usize, cols: usize, small: bool) -> Result<Matrix> {
-        let matrix = Matrix::mapped(rows, cols, self.section.clone(), self.dtype()?);
-        Ok(if small {
-            Matrix::new(rows, cols, matrix.to_f32())
-        } else {
-            matrix
-        })
-    }
-
-    fn to_f32(&self) -> Vec<f32> {
-        let mut out = vec![0.0; self.len()];
-        if let Ok(dtype) = self.dtype() {
-            widen(self.section.bytes(), dtype, &mut out);
-        }
-        out
     }
 }
 

@@ -15,11 +15,12 @@ const PANEL: usize = 128;
 /// Up to this many rows a dot product per weight row beats the general product.
 pub(crate) const FEW_ROWS: usize = 8;
 
-/// One projection of the network: a frozen weight and, maybe, its low-rank correction.
+/// One projection of the network: a frozen weight and, maybe, its low-rank correction and bias.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Linear<'a> {
     pub(crate) weight: &'a Matrix,
     pub(crate) lora: Option<Lora<'a>>,
+    pub(crate) bias: Option<&'a [f32]>,
 }
 
 /// `scale * B A`, added to a weight: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`.
@@ -46,6 +47,7 @@ impl Linear<'_> {
     /// `y = x Wᵀ` for `n` rows.
     pub(crate) fn forward(&self, x: &[f32], n: usize, y: &mut [f32]) {
         multiply(x, n, self.weight, y);
+        self.add_bias(y);
         if let Some(lora) = self.lora {
             let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
             let hidden = lora.hidden(x, n, inputs);
@@ -64,6 +66,7 @@ impl Linear<'_> {
     /// last bit: a sequence must not notice which others are decoded with it.
     pub(crate) fn forward_each(&self, x: &[f32], n: usize, y: &mut [f32]) {
         multiply_few(x, n, self.weight, y);
+        self.add_bias(y);
         if let Some(lora) = self.lora {
             let (inputs, outputs, rank) = (self.weight.cols(), self.weight.rows(), lora.rank);
             let mut hidden = vec![0.0; n * rank];
@@ -73,6 +76,12 @@ impl Linear<'_> {
             for (y, correction) in y.iter_mut().zip(correction) {
                 *y += lora.scale * correction;
             }
+        }
+    }
+
+    fn add_bias(&self, y: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            y.chunks_exact_mut(bias.len()).for_each(|y| add(y, bias));
         }
     }
 
@@ -294,6 +303,7 @@ mod tests {
                 let linear = Linear {
                     weight: &weight,
                     lora,
+                    bias: None,
                 };
                 let mut together = vec![0.0; 21 * outputs];
                 linear.forward_each(&x, 21, &mut together);

@@ -92,7 +92,7 @@ impl LoraSpec {
 
     fn targets(&self, config: &Config) -> Vec<(Target, usize, usize)> {
         let mut targets = Vec::new();
-        for layer in 0..config.layers {
+        for layer in 0..config.layers.len() {
             for projection in Projection::ALL {
                 let wanted = if projection.is_attention() {
                     self.attn

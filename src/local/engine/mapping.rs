@@ -84,4 +84,14 @@ impl Section {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.mapping.bytes()[self.range.clone()]
     }
+
+    /// Some of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        let start = self.range.start;
+        self.mapping.section(start + range.start..start + range.end)
+    }
 }

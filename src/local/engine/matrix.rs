@@ -1,8 +1,9 @@
-//! Weight matrices: in memory as `f32`, or left in their file at half precision.
+//! Weight matrices: in memory as `f32`, or left in their file as it spells them.
 
 use std::ops::Range;
 
 use super::mapping::Section;
+use super::quant::{Dtype, widen};
 
 /// A row-major weight matrix, `[outputs, inputs]` as checkpoints store it.
 #[derive(Debug, Clone)]
@@ -15,23 +16,35 @@ pub(crate) struct Matrix {
 #[derive(Debug, Clone)]
 enum Store {
     Memory(Vec<f32>),
-    File(Section, Dtype),
+    File(Stored),
 }
 
-/// How a checkpoint spells its numbers.
+/// A matrix left in its file.
+#[derive(Debug, Clone)]
+struct Stored {
+    section: Section,
+    dtype: Dtype,
+    order: Order,
+}
+
+/// In which order a file keeps the rows of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dtype {
-    F32,
-    F16,
-    Bf16,
+pub(crate) enum Order {
+    Plain,
+    /// Within every head of this many rows, the rows of its two halves alternate.
+    Interleaved(usize),
 }
 
-impl Dtype {
-    /// Bytes per number.
-    pub(crate) fn size(self) -> usize {
+impl Order {
+    /// Where the file has a row.
+    pub(crate) fn place(self, row: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::Plain => row,
+            Self::Interleaved(dim) => {
+                let (head, within) = (row / dim, row % dim);
+                let (half, pair) = (within / (dim / 2), within % (dim / 2));
+                head * dim + 2 * pair + half
+            }
         }
     }
 }
@@ -52,16 +65,50 @@ impl Matrix {
     }
 
     /// A matrix that stays in its file and is widened piece by piece when used.
-    pub(crate) fn mapped(rows: usize, cols: usize, section: Section, dtype: Dtype) -> Self {
-        assert_eq!(
-            section.bytes().len(),
-            rows * cols * dtype.size(),
+    ///
+    /// # Panics
+    ///
+    /// If the section has another size, or a row is no whole number of the type's blocks.
+    pub(crate) fn mapped(
+        rows: usize,
+        cols: usize,
+        section: Section,
+        dtype: Dtype,
+        order: Order,
+    ) -> Self {
+        assert!(
+            cols.is_multiple_of(dtype.block().0)
+                && section.bytes().len() == rows * dtype.bytes(cols),
             "matrix section does not fit its shape"
         );
         Self {
             rows,
             cols,
-            store: Store::File(section, dtype),
+            store: Store::File(Stored {
+                section,
+                dtype,
+                order,
+            }),
+        }
+    }
+
+    /// Some of its rows as a matrix of their own, in the same store.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer rows, or their order in the file is not plain.
+    pub(crate) fn slice(&self, rows: Range<usize>) -> Self {
+        match &self.store {
+            Store::Memory(data) => {
+                let data = data[rows.start * self.cols..rows.end * self.cols].to_vec();
+                Self::new(rows.len(), self.cols, data)
+            }
+            Store::File(stored) => {
+                assert_eq!(stored.order, Order::Plain, "rows are in another order");
+                let row = stored.dtype.bytes(self.cols);
+                let part = stored.section.part(rows.start * row..rows.end * row);
+                Self::mapped(rows.len(), self.cols, part, stored.dtype, Order::Plain)
+            }
         }
     }
 
@@ -84,8 +131,12 @@ impl Matrix {
     pub(crate) fn as_f32(&self) -> Option<&[f32]> {
         match &self.store {
             Store::Memory(data) => Some(data),
-            Store::File(section, Dtype::F32) => bytemuck::try_cast_slice(section.bytes()).ok(),
-            Store::File(..) => None,
+            Store::File(Stored {
+                section,
+                dtype: Dtype::F32,
+                order: Order::Plain,
+            }) => bytemuck::try_cast_slice(section.bytes()).ok(),
+            Store::File(_) => None,
         }
     }
 
@@ -94,7 +145,7 @@ impl Matrix {
     pub(crate) fn as_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.store {
             Store::Memory(data) => Some(data),
-            Store::File(..) => None,
+            Store::File(_) => None,
         }
     }
 
@@ -124,38 +175,39 @@ impl Matrix {
     }
 
     fn read(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
-        let range = row * self.cols + cols.start..row * self.cols + cols.end;
         match &self.store {
-            Store::Memory(data) => out.copy_from_slice(&data[range]),
-            Store::File(section, dtype) => {
-                let size = dtype.size();
-                widen(
-                    &section.bytes()[range.start * size..range.end * size],
-                    *dtype,
-                    out,
-                );
+            Store::Memory(data) => {
+                let start = row * self.cols;
+                out.copy_from_slice(&data[start + cols.start..start + cols.end]);
             }
+            Store::File(stored) => stored.read(row, self.cols, cols, out),
         }
     }
 }
 
-/// Converts little-endian numbers of a checkpoint to `f32`.
-pub(crate) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = f32::from_le_bytes(*bytes);
-            }
+impl Stored {
+    fn read(&self, row: usize, width: usize, cols: Range<usize>, out: &mut [f32]) {
+        let (count, size) = self.dtype.block();
+        let row = &self.section.bytes()[self.order.place(row) * self.dtype.bytes(width)..];
+        let whole = |at: usize| at.is_multiple_of(count);
+        if whole(cols.start) && whole(cols.end) {
+            let bytes = &row[cols.start / count * size..cols.end / count * size];
+            return widen(bytes, self.dtype, out);
         }
-        Dtype::F16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = half::f16::from_le_bytes(*bytes).to_f32();
-            }
-        }
-        Dtype::Bf16 => {
-            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
-            }
+        // A piece that begins or ends within a block: read whole blocks and copy what is wanted.
+        let mut block = [0.0; 256];
+        for (index, bytes) in row
+            .chunks_exact(size)
+            .enumerate()
+            .take(cols.end.div_ceil(count))
+            .skip(cols.start / count)
+        {
+            let block = &mut block[..count];
+            widen(bytes, self.dtype, block);
+            let (first, last) = (index * count, (index + 1) * count);
+            let (start, end) = (cols.start.max(first), cols.end.min(last));
+            out[start - cols.start..end - cols.start]
+                .copy_from_slice(&block[start - first..end - first]);
         }
     }
 }

@@ -23,14 +23,17 @@
 //! `attention`, `linear`, `ops` and `head` are their parts, `decode` goes on from remembered
 //! keys and values, `gemm` and `mapping` are the only places with `unsafe`.
 
+mod assemble;
 mod attention;
 mod batch;
 pub(crate) mod builtin;
 mod checkpoint;
 mod config;
 mod decode;
+mod family;
 mod folder;
 mod gemm;
+mod gguf;
 mod head;
 mod linear;
 mod lora;
@@ -48,16 +51,18 @@ mod pick;
 #[cfg(test)]
 mod pretrain;
 mod prompt;
+mod quant;
 #[cfg(test)]
 mod random;
 mod rng;
+mod rope;
 mod sample;
 mod scratch;
 mod train;
 
 pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
-pub(crate) use config::{Config, Family};
+pub(crate) use config::Config;
 pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;
 pub(crate) use model::Base;

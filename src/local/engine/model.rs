@@ -7,6 +7,7 @@ use super::config::Config;
 use super::linear::Linear;
 use super::lora::{Adapter, Merged};
 use super::matrix::Matrix;
+use super::rope::Rotary;
 use super::scratch::Scratch;
 use crate::error::{Context, Error, Result};
 
@@ -33,24 +34,34 @@ pub(crate) struct Weights {
     pub(crate) norm: Vec<f32>,
     /// `None` when the head is the embedding.
     pub(crate) head: Option<Matrix>,
-    /// Inverse frequencies of the rotary positions.
-    pub(crate) frequencies: Vec<f32>,
+    /// The tables of the configuration's rotary positions.
+    pub(crate) rotaries: Vec<Rotary>,
 }
 
 /// One decoder layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Layer {
     pub(crate) projections: [Matrix; 7],
+    /// What projections add to their outputs; mostly nothing.
+    pub(crate) biases: [Option<Vec<f32>>; 7],
     pub(crate) attention_norm: Vec<f32>,
     pub(crate) mlp_norm: Vec<f32>,
     pub(crate) head_norms: Option<HeadNorms>,
+    pub(crate) after_norms: Option<AfterNorms>,
 }
 
-/// Qwen 3's norms on every query and key head.
+/// Norms on every query and key head.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadNorms {
     pub(crate) q: Vec<f32>,
     pub(crate) k: Vec<f32>,
+}
+
+/// Norms of what attention and MLP add to the stream.
+#[derive(Debug, Clone)]
+pub(crate) struct AfterNorms {
+    pub(crate) attention: Vec<f32>,
+    pub(crate) mlp: Vec<f32>,
 }
 
 /// The seven projections of a layer, in the order they are stored.
@@ -93,6 +104,15 @@ impl Projection {
     /// Whether it belongs to attention (else to the MLP).
     pub(crate) fn is_attention(self) -> bool {
         matches!(self, Self::Q | Self::K | Self::V | Self::O)
+    }
+
+    /// Whether it adds a bias.
+    pub(crate) fn has_bias(self, config: &Config) -> bool {
+        match self {
+            Self::Q | Self::K | Self::V => config.bias.qkv,
+            Self::O => config.bias.output,
+            Self::Gate | Self::Up | Self::Down => config.bias.mlp,
+        }
     }
 
     /// Outputs and inputs.
@@ -269,6 +289,7 @@ impl<'a> Net<'a> {
             lora: self
                 .adapter
                 .and_then(|adapter| adapter.projection(layer, projection)),
+            bias: self.weights.layers[layer].biases[projection as usize].as_deref(),
         }
     }
 
@@ -280,6 +301,7 @@ impl<'a> Net<'a> {
                 .and_then(Merged::head)
                 .unwrap_or(self.weights.head()),
             lora: self.adapter.and_then(Adapter::head),
+            bias: None,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The element-wise parts of a decoder: norms, rotary positions, activations, softmax.
 
+use super::family::Activation;
 use super::gemm::dot;
+use super::rope::Rotary;
 
 /// `eˣ` within two units of the last place, written so that loops over it vectorise.
 pub(crate) fn exp(x: f32) -> f32 {
@@ -19,9 +21,52 @@ pub(crate) fn exp(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// `x * sigmoid(x)`.
-pub(crate) fn silu(x: f32) -> f32 {
-    x / (1.0 + exp(-x))
+impl Activation {
+    /// What the gate goes through.
+    #[inline]
+    fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::Silu => x / (1.0 + exp(-x)),
+            Self::GeluTanh => 0.5 * x * (1.0 + gelu_tanh(x)),
+        }
+    }
+
+    /// `activation(gate) * up`, into `out`.
+    pub(crate) fn gate(self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = self.apply(*gate) * up;
+        }
+    }
+
+    /// Turns the gradient of [`gate`](Self::gate), in `dgate`, into those of gate and up.
+    pub(crate) fn gate_back(self, gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
+        let rows = gate.iter().zip(up).zip(dgate).zip(dup);
+        for (((gate, up), dgate), dup) in rows {
+            let (value, slope) = match self {
+                Self::Silu => {
+                    let sigmoid = 1.0 / (1.0 + exp(-gate));
+                    (gate * sigmoid, sigmoid * (1.0 + gate * (1.0 - sigmoid)))
+                }
+                Self::GeluTanh => {
+                    let tanh = gelu_tanh(*gate);
+                    let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * gate * gate);
+                    let slope = 0.5 * (1.0 + tanh) + 0.5 * gate * (1.0 - tanh * tanh) * inner;
+                    (0.5 * gate * (1.0 + tanh), slope)
+                }
+            };
+            *dup = *dgate * value;
+            *dgate *= up * slope;
+        }
+    }
+}
+
+/// `√(2/π)`.
+const GELU_SCALE: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+
+/// The hyperbolic tangent inside GELU's approximation.
+fn gelu_tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (exp(2.0 * GELU_SCALE * (x + GELU_CUBE * x * x * x)) + 1.0)
 }
 
 /// Root-mean-square normalisation of rows as wide as `weight`.
@@ -68,42 +113,46 @@ fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
 }
 
-/// Cosines and sines of rotary positions, `[rows, head_dim / 2]` each.
-#[derive(Debug, Default)]
+/// Cosines and sines of rotary positions, `[rows, pairs]` each.
+#[derive(Debug)]
 pub(crate) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// Rotated pairs of channels in a head.
+    pairs: usize,
 }
 
 impl Rotation {
     /// The rotations of the given positions.
-    pub(crate) fn new(frequencies: &[f32], positions: impl Iterator<Item = usize>) -> Self {
-        let mut rotation = Self::default();
+    pub(crate) fn new(rotary: &Rotary, positions: impl Iterator<Item = usize>) -> Self {
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in positions {
-            for frequency in frequencies {
-                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
-                rotation.cos.push(cos as f32);
-                rotation.sin.push(sin as f32);
+            for frequency in &rotary.frequencies {
+                let (s, c) = f64::from(position as f32 * frequency).sin_cos();
+                cos.push(c as f32 * rotary.factor);
+                sin.push(s as f32 * rotary.factor);
             }
         }
-        rotation
+        let pairs = rotary.frequencies.len();
+        Self { cos, sin, pairs }
     }
 
-    /// Rotates every head of every row in place; `half` is half the head's width.
-    pub(crate) fn apply(&self, x: &mut [f32], heads: usize, half: usize) {
-        self.rotate(x, heads, half, 1.0);
+    /// Rotates every head of every row in place; `dim` is a head's width.
+    pub(crate) fn apply(&self, x: &mut [f32], heads: usize, dim: usize) {
+        self.rotate(x, heads, dim, 1.0);
     }
 
     /// The gradient of [`apply`](Self::apply): the opposite rotation.
-    pub(crate) fn undo(&self, x: &mut [f32], heads: usize, half: usize) {
-        self.rotate(x, heads, half, -1.0);
+    pub(crate) fn undo(&self, x: &mut [f32], heads: usize, dim: usize) {
+        self.rotate(x, heads, dim, -1.0);
     }
 
-    fn rotate(&self, x: &mut [f32], heads: usize, half: usize, sign: f32) {
+    fn rotate(&self, x: &mut [f32], heads: usize, dim: usize, sign: f32) {
+        let half = self.pairs;
         let tables = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
-        for (row, (cos, sin)) in x.chunks_exact_mut(heads * 2 * half).zip(tables) {
-            for head in row.chunks_exact_mut(2 * half) {
-                let (low, high) = head.split_at_mut(half);
+        for (row, (cos, sin)) in x.chunks_exact_mut(heads * dim).zip(tables) {
+            for head in row.chunks_exact_mut(dim) {
+                let (low, high) = head[..2 * half].split_at_mut(half);
                 for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
                     let (a, b, sin) = (*low, *high, sin * sign);
                     *low = a * cos - b * sin;

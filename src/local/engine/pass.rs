@@ -1,11 +1,11 @@
 //! One forward (and backward) pass of the decoder over packed sequences.
 
 use super::attention::{self, HeadGradients, Heads};
-use super::config::Config;
+use super::config::{Config, LayerKind};
 use super::linear::{Slot, add};
 use super::lora::Target;
 use super::model::{Net, Projection, Weights};
-use super::ops::{Rotation, exp, rms_norm, rms_norm_back, silu};
+use super::ops::{Rotation, rms_norm, rms_norm_back};
 use super::scratch::Scratch;
 
 /// Sequences laid end to end: rows are tokens, and nothing is padded.
@@ -14,7 +14,24 @@ pub(crate) struct Packed {
     pub(crate) tokens: Vec<u32>,
     /// First row and length of each sequence.
     pub(crate) spans: Vec<(usize, usize)>,
-    rotation: Rotation,
+    rotations: Rotations,
+}
+
+/// The rotations of some rows, one for each kind of rotary positions the model has.
+#[derive(Debug)]
+pub(crate) struct Rotations(Vec<Rotation>);
+
+impl Rotations {
+    /// The rotations of rows at these positions.
+    pub(crate) fn new(weights: &Weights, positions: impl Iterator<Item = usize> + Clone) -> Self {
+        let rotation = |rotary| Rotation::new(rotary, positions.clone());
+        Self(weights.rotaries.iter().map(rotation).collect())
+    }
+
+    /// The one a layer uses, if it rotates at all.
+    pub(crate) fn of(&self, kind: LayerKind) -> Option<&Rotation> {
+        kind.rope.map(|index| &self.0[index])
+    }
 }
 
 impl Packed {
@@ -26,11 +43,11 @@ impl Packed {
             tokens.extend_from_slice(sequence);
         }
         let positions = spans.iter().flat_map(|(_, len)| 0..*len);
-        let rotation = Rotation::new(&weights.frequencies, positions);
+        let rotations = Rotations::new(weights, positions);
         Self {
             tokens,
             spans,
-            rotation,
+            rotations,
         }
     }
 
@@ -51,10 +68,14 @@ pub(crate) struct Saved {
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
+    /// What attention gave, where a norm follows.
+    attention_out: Vec<f32>,
     middle: Vec<f32>,
     mlp_in: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    /// What the MLP gave, where a norm follows.
+    mlp_out: Vec<f32>,
 }
 
 impl Saved {
@@ -69,10 +90,12 @@ impl Saved {
             k,
             v,
             attended,
+            attention_out,
             middle,
             mlp_in,
             gate,
             up,
+            mlp_out,
         } = self;
         for buffer in [
             input,
@@ -83,10 +106,12 @@ impl Saved {
             k,
             v,
             attended,
+            attention_out,
             middle,
             mlp_in,
             gate,
             up,
+            mlp_out,
         ] {
             scratch.give(buffer);
         }
@@ -94,7 +119,8 @@ impl Saved {
 
     /// Numbers kept per row of a layer, to decide whether keeping them is affordable.
     pub(crate) fn per_row(config: &Config) -> usize {
-        4 * config.width + 3 * config.q_width() + 3 * config.kv_width() + 2 * config.mlp
+        let after = if config.family.after_norms { 2 } else { 0 };
+        (4 + after) * config.width + 3 * config.q_width() + 3 * config.kv_width() + 2 * config.mlp
     }
 }
 
@@ -128,7 +154,7 @@ impl Gradients {
     /// Slots for a model of which nothing is trained.
     pub(crate) fn frozen(config: &Config) -> Self {
         Self {
-            layers: vec![[const { Slot::Frozen }; 7]; config.layers],
+            layers: vec![[const { Slot::Frozen }; 7]; config.layers.len()],
             head: Slot::Frozen,
             rest: None,
         }
@@ -173,6 +199,10 @@ pub(crate) fn embed(weights: &Weights, tokens: &[u32], scratch: &mut Scratch) ->
     for (token, row) in tokens.iter().zip(x.chunks_exact_mut(width)) {
         weights.embed.read_row(*token as usize, row);
     }
+    let scale = weights.config.embed_scale();
+    if scale != 1.0 {
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
     x
 }
 
@@ -190,7 +220,8 @@ impl LayerPass<'_> {
         let Self { net, layer, packed } = *self;
         let config = &net.weights.config;
         let weights = &net.weights.layers[layer];
-        let (n, width, half) = (packed.rows(), config.width, config.head_dim / 2);
+        let (n, width, dim) = (packed.rows(), config.width, config.head_dim);
+        let kind = config.layers[layer];
         let linear = |projection, x: &[f32], scratch: &mut Scratch| {
             let linear = net.projection(layer, projection);
             let mut y = scratch.take(n * linear.weight.rows());
@@ -213,8 +244,10 @@ impl LayerPass<'_> {
             rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
             rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
         }
-        packed.rotation.apply(&mut q, config.heads, half);
-        packed.rotation.apply(&mut k, config.kv_heads, half);
+        if let Some(rotation) = packed.rotations.of(kind) {
+            rotation.apply(&mut q, config.heads, dim);
+            rotation.apply(&mut k, config.kv_heads, dim);
+        }
 
         let mut attended = scratch.take(n * config.q_width());
         let heads = Heads {
@@ -222,17 +255,37 @@ impl LayerPass<'_> {
             k: &k,
             v: &v,
         };
-        attention::forward(config, &packed.spans, heads, &mut attended, scratch);
-        let mut middle = linear(Projection::O, &attended, scratch);
+        attention::forward(
+            config,
+            kind.window,
+            &packed.spans,
+            heads,
+            &mut attended,
+            scratch,
+        );
+        let after = weights.after_norms.as_ref();
+        let norm = |out: Vec<f32>, norm: Option<&[f32]>, scratch: &mut Scratch| {
+            let Some(norm) = norm else {
+                return (Vec::new(), out);
+            };
+            let mut normed = scratch.take(out.len());
+            rms_norm(&out, norm, config.norm_eps, &mut normed);
+            (out, normed)
+        };
+        let out = linear(Projection::O, &attended, scratch);
+        let (attention_out, mut middle) =
+            norm(out, after.map(|after| &after.attention[..]), scratch);
         add(&mut middle, &input);
 
         let mut mlp_in = scratch.take(n * width);
         rms_norm(&middle, &weights.mlp_norm, config.norm_eps, &mut mlp_in);
         let gate = linear(Projection::Gate, &mlp_in, scratch);
         let up = linear(Projection::Up, &mlp_in, scratch);
-        let active = activate(&gate, &up, scratch);
-        let mut output = linear(Projection::Down, &active, scratch);
+        let mut active = scratch.take(gate.len());
+        config.activation.gate(&gate, &up, &mut active);
+        let out = linear(Projection::Down, &active, scratch);
         scratch.give(active);
+        let (mlp_out, mut output) = norm(out, after.map(|after| &after.mlp[..]), scratch);
         add(&mut output, &middle);
         let saved = Saved {
             input,
@@ -243,10 +296,12 @@ impl LayerPass<'_> {
             k,
             v,
             attended,
+            attention_out,
             middle,
             mlp_in,
             gate,
             up,
+            mlp_out,
         };
         (output, saved)
     }
@@ -265,7 +320,9 @@ impl LayerPass<'_> {
         let Self { net, layer, packed } = *self;
         let config = &net.weights.config;
         let weights = &net.weights.layers[layer];
-        let (n, half, eps) = (packed.rows(), config.head_dim / 2, config.norm_eps);
+        let (n, dim, eps) = (packed.rows(), config.head_dim, config.norm_eps);
+        let kind = config.layers[layer];
+        let after = weights.after_norms.as_ref();
         let slots = &mut gradients.layers[layer];
         let mut rest = gradients.rest.as_mut().map(|rest| &mut rest.layers[layer]);
         let mut back = |projection: Projection, x: &[f32], dy: &[f32], dx: Option<&mut [f32]>| {
@@ -278,11 +335,27 @@ impl LayerPass<'_> {
             );
         };
 
+        // The gradient of what was added to the stream, before the norm it went through.
+        let before = |out: &[f32], norm: &[f32], gradient: &[f32], scratch: &mut Scratch| {
+            let mut dout = scratch.zeros(out.len());
+            rms_norm_back(out, norm, eps, gradient, &mut dout, None);
+            dout
+        };
+
         let mut dgate = scratch.zeros(n * config.mlp);
-        let active = activate(&saved.gate, &saved.up, scratch);
-        back(Projection::Down, &active, gradient, Some(&mut dgate));
+        let mut active = scratch.take(saved.gate.len());
+        config.activation.gate(&saved.gate, &saved.up, &mut active);
+        let dout = after.map(|after| before(&saved.mlp_out, &after.mlp, gradient, scratch));
+        back(
+            Projection::Down,
+            &active,
+            dout.as_deref().unwrap_or(gradient),
+            Some(&mut dgate),
+        );
         let mut dup = active;
-        activate_back(&saved.gate, &saved.up, &mut dgate, &mut dup);
+        config
+            .activation
+            .gate_back(&saved.gate, &saved.up, &mut dgate, &mut dup);
         let mut dmlp = scratch.zeros(n * config.width);
         back(Projection::Gate, &saved.mlp_in, &dgate, Some(&mut dmlp));
         back(Projection::Up, &saved.mlp_in, &dup, Some(&mut dmlp));
@@ -297,12 +370,16 @@ impl LayerPass<'_> {
         );
 
         let mut dattended = scratch.zeros(n * config.q_width());
+        scratch.give(dout.unwrap_or_default());
+        let dout =
+            after.map(|after| before(&saved.attention_out, &after.attention, gradient, scratch));
         back(
             Projection::O,
             &saved.attended,
-            gradient,
+            dout.as_deref().unwrap_or(gradient),
             Some(&mut dattended),
         );
+        scratch.give(dout.unwrap_or_default());
         let mut dq = scratch.take(n * config.q_width());
         let mut dk = scratch.zeros(n * config.kv_width());
         let mut dv = scratch.zeros(n * config.kv_width());
@@ -318,14 +395,17 @@ impl LayerPass<'_> {
         };
         attention::backward(
             config,
+            kind.window,
             &packed.spans,
             heads,
             &dattended,
             head_gradients,
             scratch,
         );
-        packed.rotation.undo(&mut dq, config.heads, half);
-        packed.rotation.undo(&mut dk, config.kv_heads, half);
+        if let Some(rotation) = packed.rotations.of(kind) {
+            rotation.undo(&mut dq, config.heads, dim);
+            rotation.undo(&mut dk, config.kv_heads, dim);
+        }
         if let Some(norms) = &weights.head_norms {
             let (mut raw_dq, mut raw_dk) = (scratch.zeros(dq.len()), scratch.zeros(dk.len()));
             let dweight = rest.as_mut().map(|rest| &mut rest.q_norm[..]);
@@ -365,23 +445,5 @@ impl LayerPass<'_> {
             scratch.give(buffer);
         }
         saved.recycle(scratch);
-    }
-}
-
-/// `silu(gate) * up`.
-fn activate(gate: &[f32], up: &[f32], scratch: &mut Scratch) -> Vec<f32> {
-    let mut out = scratch.take(gate.len());
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = silu(*gate) * up;
-    }
-    out
-}
-
-/// Turns the gradient of [`activate`], in `dgate`, into those of gate and up.
-fn activate_back(gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
-    for (((gate, up), dgate), dup) in gate.iter().zip(up).zip(dgate).zip(dup) {
-        let sigmoid = 1.0 / (1.0 + exp(-gate));
-        *dup = *dgate * gate * sigmoid;
-        *dgate *= up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
     }
 }

@@ -1,10 +1,12 @@
 //! Random numbers, weights and shapes, for tests and for the shipped model's recipe.
 
-use super::config::{Config, Family};
+use super::config::{Bias, Config, LayerKind};
+use super::family::{Activation, Family};
 use super::lora::LoraSpec;
 use super::matrix::Matrix;
-use super::model::{Base, HeadNorms, Layer, Projection, Weights};
+use super::model::{AfterNorms, Base, HeadNorms, Layer, Projection, Weights};
 use super::rng::Rng;
+use super::rope::Rope;
 use crate::error::Result;
 
 impl Rng {
@@ -24,17 +26,26 @@ impl Config {
     /// The embedded byte-level model: 256 bytes and eight markers.
     pub(crate) fn tiny() -> Self {
         Self {
-            family: Family::Qwen3,
+            family: Family::named("qwen3").expect("in the table"),
             vocab: 264,
             width: 96,
-            layers: 3,
+            layers: vec![
+                LayerKind {
+                    rope: Some(0),
+                    window: None
+                };
+                3
+            ],
             heads: 4,
             kv_heads: 2,
             head_dim: 32,
+            rotary_dim: 32,
             mlp: 256,
+            activation: Activation::Silu,
             norm_eps: 1e-6,
-            rope_theta: 10_000.0,
-            rope_scaling: None,
+            query_scale: 32f32.sqrt().recip(),
+            bias: Bias::default(),
+            ropes: vec![Rope::plain(10_000.0)],
             tied_head: true,
             max_positions: 4096,
             eos: vec![257],
@@ -57,17 +68,25 @@ impl Weights {
         };
         let embed = matrix(config.vocab, config.width, 0.02);
         let head = (!config.tied_head).then(|| matrix(config.vocab, config.width, 0.02));
-        let layers = (0..config.layers)
+        let layers = (0..config.layers.len())
             .map(|_| Layer {
                 projections: Projection::ALL.map(|projection| {
                     let (outputs, inputs) = projection.shape(&config);
                     matrix(outputs, inputs, (inputs as f32).sqrt().recip())
                 }),
+                biases: Projection::ALL.map(|projection| {
+                    let outputs = projection.shape(&config).0;
+                    projection.has_bias(&config).then(|| vec![0.1; outputs])
+                }),
                 attention_norm: vec![1.0; config.width],
                 mlp_norm: vec![1.0; config.width],
-                head_norms: (config.family == Family::Qwen3).then(|| HeadNorms {
+                head_norms: config.family.head_norms.then(|| HeadNorms {
                     q: vec![1.0; config.head_dim],
                     k: vec![1.0; config.head_dim],
+                }),
+                after_norms: config.family.after_norms.then(|| AfterNorms {
+                    attention: vec![1.0; config.width],
+                    mlp: vec![1.0; config.width],
                 }),
             })
             .collect();
@@ -76,7 +95,7 @@ impl Weights {
             layers,
             norm: vec![1.0; config.width],
             head,
-            frequencies: config.frequencies(),
+            rotaries: config.rotaries(),
             config,
         }
     }

@@ -3,35 +3,60 @@
 use std::sync::Arc;
 
 use super::batch::sample;
-use super::config::{Config, Family, RopeScaling};
+use super::config::{Bias, Config, LayerKind};
+use super::family::{FAMILIES, Family, Windows};
 use super::lora::{Adapter, LoraSpec};
 use super::model::{Net, Weights};
 use super::rng::Rng;
+use super::rope::{Rope, Scaling};
 use super::train::{self, LossInputs, forward};
 use super::*;
 
-fn config(family: Family) -> Config {
-    Config {
-        family,
-        vocab: 40,
-        width: 16,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 6,
-        mlp: 24,
-        tied_head: family == Family::Qwen3,
-        rope_scaling: (family == Family::Llama).then_some(RopeScaling {
+/// A small model of a family, with everything the family can do.
+fn config(family: &'static Family) -> Config {
+    let kind = |layer: usize| LayerKind {
+        rope: (layer > 0 || family.windows != Windows::WithoutRope).then_some(0),
+        window: (layer == 0 && family.windows != Windows::Never).then_some(3),
+    };
+    let scaling = match family.name {
+        "llama" => Scaling::Llama3 {
             factor: 8.0,
             low_frequency: 1.0,
             high_frequency: 4.0,
             original_positions: 32.0,
-        }),
+        },
+        _ => Scaling::None,
+    };
+    Config {
+        family,
+        vocab: 40,
+        width: 16,
+        layers: (0..2).map(kind).collect(),
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 6,
+        rotary_dim: if family.fused { 4 } else { 6 },
+        mlp: 24,
+        activation: family.defaults.activation,
+        bias: Bias {
+            qkv: family.qkv_bias,
+            ..Bias::default()
+        },
+        query_scale: 6f32.sqrt().recip(),
+        tied_head: family.name != "llama",
+        ropes: vec![Rope {
+            theta: 10_000.0,
+            scaling,
+        }],
         ..Config::tiny()
     }
 }
 
-fn base(family: Family, threads: usize) -> Base {
+fn qwen3() -> &'static Family {
+    Family::named("qwen3").unwrap()
+}
+
+fn base(family: &'static Family, threads: usize) -> Base {
     Base::new(Weights::random(config(family), 3), threads).unwrap()
 }
 
@@ -87,7 +112,7 @@ fn losses() -> Vec<Loss> {
 
 #[test]
 fn gradients_match_finite_differences() {
-    for family in [Family::Llama, Family::Qwen3] {
+    for family in &FAMILIES {
         let base = base(family, 1);
         let data = data(40, &[5, 1, 9]);
         let adapter = warm(&base, LoraSpec::new(3, 1));
@@ -160,7 +185,7 @@ fn losses_match_finite_differences() {
 
 #[test]
 fn merged_and_unmerged_passes_agree() {
-    for family in [Family::Llama, Family::Qwen3] {
+    for family in &FAMILIES {
         let base = base(family, 1);
         let data = data(40, &[7, 3]);
         let adapter = warm(&base, LoraSpec::new(4, 8));
@@ -193,7 +218,7 @@ fn merged_and_unmerged_passes_agree() {
 fn results_do_not_depend_on_threads_or_packing() {
     let data = data(40, &[70, 3, 64, 20, 130, 1, 8, 90]);
     let train = |threads: usize| {
-        let base = base(Family::Qwen3, threads);
+        let base = base(qwen3(), threads);
         let mut trainer = Trainer::new(&base, LoraSpec::new(4, 1)).unwrap();
         trainer.optim_step(&AdamParams::default()).unwrap();
         let output = trainer
@@ -203,7 +228,7 @@ fn results_do_not_depend_on_threads_or_packing() {
     };
     let one = train(1);
     assert_eq!(one, train(3));
-    let base = base(Family::Qwen3, 1);
+    let base = base(qwen3(), 1);
     for (datum, together) in data.iter().zip(&one.0.data) {
         let alone = forward(
             &base,
@@ -220,7 +245,7 @@ fn results_do_not_depend_on_threads_or_packing() {
 
 #[test]
 fn gradients_gather_across_calls_and_a_restored_trainer_goes_on_exactly() {
-    let base = base(Family::Qwen3, 2);
+    let base = base(qwen3(), 2);
     let data = data(40, &[10, 12]);
     let adam = AdamParams {
         learning_rate: 1e-2,
@@ -253,7 +278,7 @@ fn gradients_gather_across_calls_and_a_restored_trainer_goes_on_exactly() {
 
 #[test]
 fn samples_agree_with_the_training_pass() {
-    for family in [Family::Llama, Family::Qwen3] {
+    for family in &FAMILIES {
         let base = base(family, 2);
         let adapter = Arc::new(warm(&base, LoraSpec::new(4, 8)));
         let mut request = SampleRequest::new(vec![1, 2, 3, 4], 6);
@@ -293,7 +318,7 @@ fn samples_agree_with_the_training_pass() {
 
 #[test]
 fn sampling_stops_where_told_and_reports_what_was_asked() {
-    let base = base(Family::Qwen3, 1);
+    let base = base(qwen3(), 1);
     let mut request = SampleRequest::new(vec![1, 2, 3], 20);
     request.temperature = 0.0;
     let greedy = sample(&base, None, &request).unwrap();
@@ -346,7 +371,7 @@ fn sampling_stops_where_told_and_reports_what_was_asked() {
 
 #[test]
 fn wrong_input_is_refused_by_name() {
-    let base = base(Family::Qwen3, 1);
+    let base = base(qwen3(), 1);
     #[track_caller]
     fn check(base: &Base, change: impl Fn(&mut Datum), loss: &str, expected: &str) {
         let mut data = data(40, &[4]);

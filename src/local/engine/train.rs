@@ -266,7 +266,8 @@ fn pass(
 ) -> Vec<DatumOutput> {
     let config = &net.weights.config;
     let packed = Packed::new(net.weights, group.iter().map(|datum| &datum.tokens[..]));
-    let keep = packed.rows() * config.layers * Saved::per_row(config) <= KEEP_ACTIVATIONS;
+    let layers = config.layers.len();
+    let keep = packed.rows() * layers * Saved::per_row(config) <= KEEP_ACTIVATIONS;
     let at = |layer| LayerPass {
         net,
         layer,
@@ -274,7 +275,7 @@ fn pass(
     };
     let mut trail = Vec::new();
     let mut x = pass::embed(net.weights, &packed.tokens, scratch);
-    for layer in 0..config.layers {
+    for layer in 0..layers {
         let input = (gradients.is_some() && !keep).then(|| scratch.copy(&x));
         let (output, saved) = at(layer).forward(x, scratch);
         match (&gradients, input) {
@@ -354,9 +355,12 @@ fn embed_back(weights: &Weights, tokens: &[u32], dx: &[f32], gradients: &mut Gra
     let Some(rest) = &mut gradients.rest else {
         return;
     };
-    let width = weights.config.width;
+    let (width, scale) = (weights.config.width, weights.config.embed_scale());
     for (token, dx) in tokens.iter().zip(dx.chunks_exact(width)) {
         let start = *token as usize * width;
-        super::linear::add(&mut rest.embed[start..start + width], dx);
+        let embed = &mut rest.embed[start..start + width];
+        for (embed, dx) in embed.iter_mut().zip(dx) {
+            *embed += scale * dx;
+        }
     }
 }

@@ -91,7 +91,7 @@ fn write_model(folder: &Path, json: &str) {
         vec![config.vocab, config.width],
     )];
     shapes.push(("model.norm".to_owned(), vec![config.width]));
-    for layer in 0..config.layers {
+    for layer in 0..config.layers.len() {
         let mut push = |name: &str, shape: Vec<usize>| {
             shapes.push((format!("model.layers.{layer}.{name}"), shape))
         };

@@ -230,7 +230,7 @@ fn rest_of_gradients(rest: &Rest) -> Vec<&[f32]> {
 /// Slots for every weight there is.
 fn whole(config: &Config) -> Gradients {
     let mut gradients = Gradients::frozen(config);
-    for layer in 0..config.layers {
+    for layer in 0..config.layers.len() {
         for projection in Projection::ALL {
             let (rows, cols) = projection.shape(config);
             *gradients.slot(Target::Layer(layer, projection)) = Slot::Dense(vec![0.0; rows * cols]);
@@ -246,7 +246,7 @@ fn whole(config: &Config) -> Gradients {
     gradients.rest = Some(Box::new(Rest {
         embed: vec![0.0; config.vocab * config.width],
         norm: vec![0.0; config.width],
-        layers: vec![layer; config.layers],
+        layers: vec![layer; config.layers.len()],
     }));
     gradients
 }
