@@ -16,6 +16,7 @@ use crate::local::api::flags::Flags;
 use crate::local::api::routes;
 use crate::local::api::service::Service;
 use crate::local::http::{HttpThread, Limits};
+use crate::local::source::ModelSource;
 
 /// Sets the options of a [`LocalServer`].
 ///
@@ -37,7 +38,7 @@ pub struct Builder {
     pub(super) port: u16,
     pub(super) api_key: Option<Key>,
     pub(super) data: Option<PathBuf>,
-    pub(super) model: Option<PathBuf>,
+    pub(super) model: Option<ModelSource>,
     pub(super) threads: usize,
     pub(super) flags: Vec<(String, Value)>,
     pub(super) jwt_lifetime: Duration,
@@ -106,9 +107,10 @@ impl Builder {
         self
     }
 
-    /// Serves the model in this Hugging Face folder. Default: the small built-in one.
-    pub fn model(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.model = Some(folder.into());
+    /// Serves this model: a Hugging Face folder or a GGUF file, by path or as `NAME=PATH`; see
+    /// [`ModelSource`] for what it is called. Default: the small built-in one.
+    pub fn model(mut self, model: impl Into<ModelSource>) -> Self {
+        self.model = Some(model.into());
         self
     }
 

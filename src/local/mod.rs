@@ -27,6 +27,7 @@
 mod api;
 mod builder;
 mod http;
+mod source;
 mod state;
 mod work;
 
@@ -38,6 +39,7 @@ use std::sync::Arc;
 pub use api::fault::{Fault, FaultKind};
 pub use builder::Builder;
 pub use http::RecordedRequest;
+pub use source::ModelSource;
 
 use crate::error::Result;
 use api::service::Service;

@@ -18,6 +18,7 @@ use crate::local::api::routes::{Found, Route};
 use crate::local::builder::{Builder, check_endpoint};
 use crate::local::engine::Base;
 use crate::local::http::{Recorder, Refusal, Reply, Request};
+use crate::local::source::ModelSource;
 use crate::local::state::catalogue::Catalogue;
 use crate::local::state::downloads::Downloads;
 use crate::local::state::futures::{Futures, Outcome};
@@ -344,8 +345,8 @@ struct Served {
 }
 
 impl Served {
-    fn open(folder: Option<PathBuf>, threads: usize, catalogue: &Catalogue) -> Result<Self> {
-        let Some(folder) = folder else {
+    fn open(model: Option<ModelSource>, threads: usize, catalogue: &Catalogue) -> Result<Self> {
+        let Some(model) = model else {
             return Ok(Self {
                 base: Base::builtin(threads)?,
                 name: BUILT_IN.to_owned(),
@@ -353,16 +354,18 @@ impl Served {
                 tokenizer: vocabulary::write_builtin(catalogue.root())?,
             });
         };
-        let folder = folder.canonicalize().map_err(|error| {
-            let message = format!("cannot open the model folder {}", folder.display());
+        let path = model.path().canonicalize().map_err(|error| {
+            let message = format!("cannot open the model {}", model.path().display());
             Error::Config(Context::caused(message, error))
         })?;
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self {
-            base: Base::load(&folder, threads)?,
-            name: name.into_owned(),
-            vocabulary: Vocabulary::load(&folder)?,
-            tokenizer: folder,
+            base: match model.is_gguf() {
+                true => Base::load_gguf(&path, threads)?,
+                false => Base::load(&path, threads)?,
+            },
+            name: model.name().to_owned(),
+            vocabulary: Vocabulary::load(&path)?,
+            tokenizer: path,
         })
     }
 }

@@ -234,10 +234,10 @@ fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Option<u
 #[serde(untagged)]
 enum RopeParameters {
     ByLayer {
-        full_attention: RawRope,
-        sliding_attention: RawRope,
+        full_attention: Box<RawRope>,
+        sliding_attention: Box<RawRope>,
     },
-    One(RawRope),
+    One(Box<RawRope>),
 }
 
 #[derive(Debug, Deserialize)]

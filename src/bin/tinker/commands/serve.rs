@@ -23,9 +23,9 @@ pub(crate) struct Serve {
     /// Keep runs and checkpoints in this folder, across restarts; new, empty, or used before.
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
-    /// Serve the model in this Hugging Face folder instead of the built-in one.
-    #[arg(long, value_name = "FOLDER")]
-    model: Option<PathBuf>,
+    /// Serve this model instead of the built-in one: a Hugging Face folder or a GGUF file.
+    #[arg(long, value_name = "[NAME=]PATH")]
+    model: Option<String>,
     /// Demand this API key; read from a file so that it does not show in process lists.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -54,8 +54,8 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     if let Some(folder) = &serve.data {
         builder = builder.data(folder);
     }
-    if let Some(folder) = &serve.model {
-        builder = builder.model(folder);
+    if let Some(model) = &serve.model {
+        builder = builder.model(model.as_str());
     }
     if let Some(file) = &serve.key_file {
         let key = std::fs::read_to_string(file)
