@@ -9,8 +9,7 @@ use serde::de::DeserializeOwned;
 use super::service::ServiceClient;
 use crate::config::Timeout;
 use crate::error::{Error, Result};
-use crate::runtime::calls::Effort;
-use crate::transport::{Body, Part, Request, Response, Source};
+use crate::runtime::calls::{Body, Effort, Part, Request, Response, Source};
 use crate::wire::query;
 use crate::wire::reply::decode_json;
 use crate::wire::request::to_json;
@@ -203,54 +202,69 @@ impl ServiceClient {
     ///
     /// As [`call`](Self::call).
     pub fn call_raw(&self, call: &RawCall) -> Result<RawAnswer> {
-        let path = call.path.trim_start_matches('/');
+        let parts = call.parts();
+        let request = call.request(&parts)?;
+        let effort = match call.retries {
+            true => Effort {
+                retries: 10,
+                outer: true,
+                ..Effort::ONCE
+            },
+            false => Effort::ONCE,
+        };
+        Ok(RawAnswer(self.link()?.call_raw(request, effort)?))
+    }
+}
+
+impl RawCall {
+    /// The files of a form.
+    fn parts(&self) -> Vec<Part<'_>> {
+        match &self.body {
+            CallBody::Form(parts) => parts.iter().map(part).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn request<'a>(&'a self, parts: &'a [Part<'a>]) -> Result<Request<'a>> {
+        let path = self.path.trim_start_matches('/');
         if path.is_empty() || path.contains("://") || path.contains(['?', '#']) {
             let problem = "must be a path below /api/v1/, without a query";
             return Err(Error::invalid("path", problem));
         }
-        let parts: Vec<Part<'_>> = match &call.body {
-            CallBody::Form(parts) => parts.iter().map(part).collect(),
-            _ => Vec::new(),
-        };
-        let body = match &call.body {
-            CallBody::Empty => Body::Empty,
-            CallBody::Json(bytes) => Body::Json(bytes),
-            CallBody::Raw {
+        let query: Vec<_> = self
+            .query
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str().into()))
+            .collect();
+        let mut request = Request::new(self.method, format!("{API_PREFIX}{path}"), Pool::Rest)
+            .with_query(query::encode(&query))
+            .with_body(self.body.as_sent(parts));
+        request.read_timeout = self.timeout;
+        for (name, value) in &self.headers {
+            request = request.with_header(name, value.as_str());
+        }
+        Ok(request)
+    }
+}
+
+impl CallBody {
+    fn as_sent<'a>(&'a self, parts: &'a [Part<'a>]) -> Body<'a> {
+        match self {
+            Self::Empty => Body::Empty,
+            Self::Json(bytes) => Body::Json(bytes),
+            Self::Raw {
                 content_type,
                 bytes,
             } => Body::Raw {
                 content_type,
                 source: Source::Bytes(bytes),
             },
-            CallBody::File { content_type, path } => Body::Raw {
+            Self::File { content_type, path } => Body::Raw {
                 content_type,
                 source: Source::File(path),
             },
-            CallBody::Form(_) => Body::Multipart(&parts),
-        };
-        let path = format!("{API_PREFIX}{path}");
-        let query: Vec<_> = call
-            .query
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str().into()))
-            .collect();
-        let mut request = Request::new(call.method, path, Pool::Rest)
-            .with_query(query::encode(&query))
-            .with_body(body);
-        request.read_timeout = call.timeout;
-        for (name, value) in &call.headers {
-            request = request.with_header(name, value.as_str());
+            Self::Form(_) => Body::Multipart(parts),
         }
-        let effort = match call.retries {
-            true => Effort {
-                retries: 10,
-                outer: true,
-                deadline: None,
-                conflict_is_final: false,
-            },
-            false => Effort::ONCE,
-        };
-        Ok(RawAnswer(self.link()?.call_raw(request, effort)?))
     }
 }
 

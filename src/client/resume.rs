@@ -1,7 +1,6 @@
 //! Going on from a checkpoint.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -10,13 +9,11 @@ use super::service::{ServiceClient, TrainingOptions};
 use super::training::TrainingClient;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
-use crate::runtime::session::Session;
 use crate::types::{
-    AccessScope, Checkpoint, CheckpointKind, CheckpointRef, LoadWeightsResponse, LoraConfig,
-    OptimizerConfig, TrainingRun, WeightsInfo,
+    AccessScope, Checkpoint, CheckpointKind, CheckpointRef, LoraConfig, OptimizerConfig,
+    TrainingRun, WeightsInfo,
 };
 use crate::wire::request::{LoadWeightsRequest, to_json};
-use crate::wire::route;
 
 /// A checkpoint to go on from, and how.
 ///
@@ -85,6 +82,23 @@ impl Resume {
             .get_or_insert_default()
             .insert(key.into(), value.into());
         self
+    }
+}
+
+impl Resume {
+    /// The request that makes a model from the checkpoint, given the session's id and the model's
+    /// number.
+    fn request(&self, with_state: bool) -> impl FnOnce(&str, u64) -> Result<Vec<u8>> {
+        move |session_id, number| {
+            let path = self.checkpoint.as_str();
+            let mut request = LoadWeightsRequest::new_model(session_id, number, path, with_state);
+            request.base_model = self.base_model.as_deref().map(Into::into);
+            request.user_metadata = self.metadata.as_ref().map(Cow::Borrowed);
+            request.optimizer_config = self.optimizer.as_ref().map(Cow::Borrowed);
+            let token = self.weights_access_token.as_ref();
+            request.weights_access_token = token.map(|token| token.expose().into());
+            to_json(&request)
+        }
     }
 }
 
@@ -197,7 +211,8 @@ impl ServiceClient {
         resume.checkpoint.checked()?;
         let session = self.session()?;
         if session.core.client_config.create_model_via_load_weights {
-            return resume_in_one(&session, resume, with_state);
+            let queue = session.load_model(resume.request(with_state))?;
+            return Ok(TrainingClient::new(queue, session));
         }
         let info = self.weights_info(resume)?;
         let optimizer = match with_state {
@@ -210,8 +225,8 @@ impl ServiceClient {
             metadata: resume.metadata.clone(),
         };
         let base_model = resume.base_model.as_deref().unwrap_or(&info.base_model);
-        let model_id = self.create_model(&session, base_model, &creation)?;
-        let training = TrainingClient::start(session, model_id, 1)?;
+        let queue = session.create_model(creation.request(base_model))?;
+        let training = TrainingClient::new(queue, session);
         let token = resume.weights_access_token.clone();
         training
             .load(&resume.checkpoint, with_state, token)?
@@ -227,29 +242,6 @@ impl ServiceClient {
         };
         asker.rest().weights_info(&resume.checkpoint)
     }
-}
-
-/// One request that creates the model and loads it; its id follows from the session's.
-fn resume_in_one(
-    session: &Arc<Session>,
-    resume: &Resume,
-    with_state: bool,
-) -> Result<TrainingClient> {
-    let core = &session.core;
-    let number = session.next_model();
-    let (session_id, path) = (core.session_id.as_str(), resume.checkpoint.as_str());
-    let mut request = LoadWeightsRequest::new_model(session_id, number, path, with_state);
-    request.base_model = resume.base_model.as_deref().map(Into::into);
-    request.user_metadata = resume.metadata.as_ref().map(Cow::Borrowed);
-    request.optimizer_config = resume.optimizer.as_ref().map(Cow::Borrowed);
-    let token = resume.weights_access_token.as_ref();
-    request.weights_access_token = token.map(|token| token.expose().into());
-    let body = to_json(&request)?;
-    let _: LoadWeightsResponse = session
-        .run(&route::LOAD_WEIGHTS, "LoadWeights", &body)?
-        .join()?;
-    let model_id = format!("{session_id}:train:{number}").into();
-    TrainingClient::start(session.clone(), model_id, 1)
 }
 
 fn adapter_of(info: &WeightsInfo) -> Result<LoraConfig> {

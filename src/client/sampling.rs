@@ -9,7 +9,6 @@ use crate::runtime::pending::Pending;
 use crate::runtime::sampling::{Sampler, SamplingProgress, Settings};
 use crate::runtime::session::Session;
 use crate::sync::lock;
-use crate::transport::Request;
 use crate::types::{
     Checkpoint, CheckpointRef, ModelInput, PromptLogprobs, SampleOptions, SampleRequest,
     SampleResponse, SamplerInfo, SamplingSessionId, TinkerPath,
@@ -129,12 +128,7 @@ struct Inner {
 }
 
 impl SamplingClient {
-    pub(super) fn new(
-        session: Arc<Session>,
-        sampling_session_id: SamplingSessionId,
-        is_clone: bool,
-    ) -> Self {
-        let sampler = session.sampler(sampling_session_id, is_clone);
+    pub(super) fn new(sampler: Arc<Sampler>, session: Arc<Session>) -> Self {
         Self {
             inner: Arc::new(Inner { sampler, session }),
             record_stability_info: false,
@@ -280,9 +274,8 @@ impl SamplingClient {
     fn info(&self) -> Result<SamplerInfo> {
         self.inner.session.check_open()?;
         let route = route::GET_SAMPLER.with_sdk_method(None);
-        let path = route.path(&[self.sampling_session_id()])?;
         let link = &self.inner.session.core.link;
-        link.call(Request::to(&route, path), (&route).into())
+        link.get(&route, &[self.sampling_session_id()], &[])
     }
 
     /// The id of the sampling session.

@@ -1,5 +1,6 @@
 //! `ServiceClient`: the way in.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,16 +12,12 @@ use crate::config::Config;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
-use crate::runtime::session::{Opened, Session, fetch_dynamic};
-use crate::runtime::stop::Stop;
-use crate::transport::Transport;
+use crate::runtime::session::{Host, Session};
 use crate::types::{
-    ClientConfig, FinishReason, LoraConfig, ModelId, OptimizerConfig, ServerCapabilities,
-    SessionId, WhoAmI, console,
+    FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, SessionId, WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
-use crate::wire::reply::{CreateModelReply, CreateSamplingSessionReply};
-use crate::wire::request::{CreateModelRequest, CreateSamplingSessionRequest, to_json};
+use crate::wire::request::{CreateModelRequest, to_json};
 use crate::wire::route;
 
 /// The way in: makes training and sampling clients and knows the account.
@@ -48,16 +45,7 @@ use crate::wire::route;
 /// ```
 #[derive(Clone)]
 pub struct ServiceClient {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    config: Config,
-    clock: Clock,
-    stop: Stop,
-    transport: Transport,
-    link: Opened<(Arc<Link>, ClientConfig)>,
-    session: Opened<Arc<Session>>,
+    host: Arc<Host>,
 }
 
 impl ServiceClient {
@@ -93,14 +81,7 @@ impl ServiceClient {
     /// A client whose pauses a test can read instead of sitting through.
     pub(crate) fn with_clock(config: Config, clock: Clock) -> Result<Self> {
         Ok(Self {
-            inner: Arc::new(Inner {
-                transport: Transport::new(&config)?,
-                config,
-                clock,
-                stop: Stop::default(),
-                link: Opened::default(),
-                session: Opened::default(),
-            }),
+            host: Arc::new(Host::new(config, clock)?),
         })
     }
 
@@ -123,9 +104,7 @@ impl ServiceClient {
     /// Which models the service offers.
     #[doc(alias = "get_server_capabilities")]
     pub fn capabilities(&self) -> Result<ServerCapabilities> {
-        let route = &route::SERVER_CAPABILITIES;
-        let request = crate::transport::Request::to(route, route.fixed_path());
-        self.link()?.call(request, route.into())
+        self.link()?.get(&route::SERVER_CAPABILITIES, &[], &[])
     }
 
     /// Creates a model with a fresh LoRA adapter and waits until it can be trained.
@@ -153,29 +132,8 @@ impl ServiceClient {
         let options = options.into();
         options.lora.validate()?;
         let session = self.session()?;
-        let model_id = self.create_model(&session, base_model, &options)?;
-        TrainingClient::start(session, model_id, 1)
-    }
-
-    pub(super) fn create_model(
-        &self,
-        session: &Arc<Session>,
-        base_model: &str,
-        options: &TrainingOptions,
-    ) -> Result<ModelId> {
-        let core = &session.core;
-        let body = to_json(&CreateModelRequest {
-            session_id: core.session_id.as_str().into(),
-            model_seq_id: session.next_model(),
-            base_model: base_model.into(),
-            user_metadata: options.metadata.as_ref().map(std::borrow::Cow::Borrowed),
-            lora_config: Some(std::borrow::Cow::Borrowed(&options.lora)),
-            optimizer_config: std::borrow::Cow::Borrowed(&options.optimizer),
-        })?;
-        let reply: CreateModelReply = session
-            .run(&route::CREATE_MODEL, "CreateModel", &body)?
-            .join()?;
-        Ok(reply.model_id.into())
+        let queue = session.create_model(options.request(base_model))?;
+        Ok(TrainingClient::new(queue, session))
     }
 
     /// Makes a sampling client for a base model, for saved weights, or for a sampler that is there
@@ -209,25 +167,9 @@ impl ServiceClient {
     /// [`Error::Invalid`] if the text is not a handle.
     pub fn from_sampler_handle(&self, handle: &str) -> Result<SamplingClient> {
         let handle = SamplerHandle::decode(handle)?;
-        let mut config = self.inner.config.clone();
-        config = config.with_base_url(&handle.holder.base_url);
-        for (name, value) in handle.holder.default_headers_overrides {
-            config = config.with_header(name, value);
-        }
-        let (client_config, dynamic) = (
-            handle.holder.client_config,
-            handle.holder.client_dynamic_config,
-        );
-        let stop = Stop::default();
-        let link = Link::with_config(&config, &client_config, self.inner.clock.clone(), stop)?;
-        let session = Session::adopt(
-            Arc::new(link),
-            config,
-            client_config,
-            dynamic,
-            handle.session_id,
-        )?;
-        let client = SamplingClient::new(session, handle.sampling_session_id.into(), true);
+        let session = self.host.adopt(&handle)?;
+        let sampler = session.sampler(handle.sampling_session_id.into(), true);
+        let client = SamplingClient::new(sampler, session);
         Ok(match handle.record_stability_info {
             true => client.with_stability_info(),
             false => client,
@@ -290,52 +232,27 @@ impl ServiceClient {
     ///
     /// As [`close`](Self::close).
     pub fn close_as(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
-        self.inner.link.close();
-        let result = match self.inner.session.close() {
-            Some(session) => session.close(reason, detail),
-            None => Ok(()),
-        };
-        // Also for those who are just opening the session, or never needed one.
-        self.inner.stop.set();
-        self.inner.transport.stop();
-        result
+        self.host.close(reason, detail)
     }
 
-    /// The session, opened at the first call. Others wait for it rather than open their own.
     pub(super) fn session(&self) -> Result<Arc<Session>> {
-        let session = self.inner.session.get(|| {
-            let (link, client_config) = self.connect()?;
-            let dynamic = fetch_dynamic(&link)?;
-            Session::open(link, self.inner.config.clone(), client_config, dynamic)
-        })?;
-        session.check_open()?;
-        Ok(session)
+        self.host.session()
     }
 
     /// The connections, without a session.
     pub(super) fn link(&self) -> Result<Arc<Link>> {
-        Ok(self.connect()?.0)
-    }
-
-    fn connect(&self) -> Result<(Arc<Link>, ClientConfig)> {
-        let inner = &self.inner;
-        inner.link.get(|| {
-            let (clock, stop) = (inner.clock.clone(), inner.stop.clone());
-            let (link, client_config) =
-                Link::open(&inner.config, inner.transport.clone(), clock, stop)?;
-            Ok((Arc::new(link), client_config))
-        })
+        self.host.link()
     }
 
     pub(super) fn config(&self) -> &Config {
-        &self.inner.config
+        self.host.config()
     }
 }
 
 impl fmt::Debug for ServiceClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let base_url = self.inner.config.base_url().unwrap_or_default();
-        let session = self.inner.session.peek();
+        let base_url = self.config().base_url().unwrap_or_default();
+        let session = self.host.opened();
         f.debug_struct("ServiceClient")
             .field("base_url", &base_url)
             .field("session", &session.as_ref().map(|s| &s.core.session_id))
@@ -368,6 +285,20 @@ impl From<LoraConfig> for TrainingOptions {
 }
 
 impl TrainingOptions {
+    /// The request that makes the model, given the session's id and the model's number.
+    pub(super) fn request(&self, base_model: &str) -> impl FnOnce(&str, u64) -> Result<Vec<u8>> {
+        move |session_id, model_seq_id| {
+            to_json(&CreateModelRequest {
+                session_id: session_id.into(),
+                model_seq_id,
+                base_model: base_model.into(),
+                user_metadata: self.metadata.as_ref().map(Cow::Borrowed),
+                lora_config: Some(Cow::Borrowed(&self.lora)),
+                optimizer_config: Cow::Borrowed(&self.optimizer),
+            })
+        }
+    }
+
     /// Sets the optimiser family.
     #[must_use]
     pub fn with_optimizer(mut self, optimizer: OptimizerConfig) -> Self {
@@ -390,27 +321,14 @@ pub(super) fn open_sampler(
     session: &Arc<Session>,
     source: &SamplerSource,
 ) -> Result<SamplingClient> {
-    session.check_open()?;
-    let (base_model, model_path) = match source {
+    let sampler = match source {
         SamplerSource::BaseModel(name) if name.is_empty() => {
             return Err(Error::invalid("base_model", "must not be empty"));
         }
-        SamplerSource::BaseModel(name) => (Some(name.as_str()), None),
-        SamplerSource::Weights(path) => (None, Some(path.checked()?)),
+        SamplerSource::BaseModel(name) => session.open_sampler(Some(name), None)?,
+        SamplerSource::Weights(path) => session.open_sampler(None, Some(path.checked()?))?,
         // Numbered as a clone: its maker may be sampling too.
-        SamplerSource::Session(id) => {
-            return Ok(SamplingClient::new(session.clone(), id.clone(), true));
-        }
+        SamplerSource::Session(id) => session.sampler(id.clone(), true),
     };
-    let core = &session.core;
-    let body = to_json(&CreateSamplingSessionRequest {
-        session_id: core.session_id.as_str().into(),
-        sampling_session_seq_id: session.next_sampler(),
-        base_model: base_model.map(Into::into),
-        model_path: model_path.map(Into::into),
-    })?;
-    let reply: CreateSamplingSessionReply =
-        core.link.json(&route::CREATE_SAMPLING_SESSION, &body)?;
-    let id = reply.sampling_session_id.into();
-    Ok(SamplingClient::new(session.clone(), id, false))
+    Ok(SamplingClient::new(sampler, session.clone()))
 }

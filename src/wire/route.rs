@@ -89,6 +89,9 @@ pub(crate) struct Route {
     pub(crate) timeout: Duration,
     /// Whether the five-minute outer retry wraps the call.
     pub(crate) outer_retry: bool,
+    /// What `X-Tinker-Request-Type` says when the result is fetched; empty for endpoints that
+    /// answer at once.
+    pub(crate) request_type: &'static str,
     /// What `x-sdk-method` says; the header is left out if `None`.
     pub(crate) sdk_method: Option<&'static str>,
 }
@@ -148,6 +151,7 @@ impl Route {
             retries: 10,
             timeout: Duration::from_secs(60),
             outer_retry: true,
+            request_type: "",
             sdk_method: None,
         }
     }
@@ -159,6 +163,12 @@ impl Route {
     /// A listing or administration call, which always names its SDK method.
     const fn rest(method: Method, template: &'static str, sdk_method: &'static str) -> Self {
         Self::new(method, template, Pool::Rest).with_sdk_method(Some(sdk_method))
+    }
+
+    /// An endpoint that answers with a future.
+    const fn result_of(mut self, request_type: &'static str) -> Self {
+        self.request_type = request_type;
+        self
     }
 
     const fn retries(mut self, retries: u32) -> Self {
@@ -227,23 +237,33 @@ pub(crate) const SESSION_HEARTBEAT: Route = Route::post("session_heartbeat", Poo
     .once();
 pub(crate) const FINISH_SESSION: Route = Route::post("sessions/{id}/finish", Pool::Train);
 
-pub(crate) const CREATE_MODEL: Route = Route::post("create_model", Pool::Train).once();
+pub(crate) const CREATE_MODEL: Route = Route::post("create_model", Pool::Train)
+    .result_of("CreateModel")
+    .once();
 pub(crate) const GET_INFO: Route = Route::post("get_info", Pool::Train);
 /// Only servers of the JSON era have it; later ones take `forward_only` requests.
 pub(crate) const FORWARD: Route = Route::post("forward", Pool::Train);
 pub(crate) const FORWARD_BACKWARD: Route = Route::post("forward_backward", Pool::Train);
-pub(crate) const OPTIM_STEP: Route = Route::post("optim_step", Pool::Train);
-pub(crate) const SAVE_WEIGHTS: Route = Route::post("save_weights", Pool::Train).retries(0);
+pub(crate) const OPTIM_STEP: Route = Route::post("optim_step", Pool::Train).result_of("OptimStep");
+pub(crate) const SAVE_WEIGHTS: Route = Route::post("save_weights", Pool::Train)
+    .result_of("SaveWeights")
+    .retries(0);
 pub(crate) const SAVE_WEIGHTS_FOR_SAMPLER: Route =
-    Route::post("save_weights_for_sampler", Pool::Train).retries(0);
-pub(crate) const SAVE_WEIGHTS_EXTERNAL: Route =
-    Route::post("save_weights_external", Pool::Train).retries(0);
-pub(crate) const LOAD_WEIGHTS: Route = Route::post("load_weights", Pool::Train);
+    Route::post("save_weights_for_sampler", Pool::Train)
+        .result_of("SaveWeightsForSampler")
+        .retries(0);
+pub(crate) const SAVE_WEIGHTS_EXTERNAL: Route = Route::post("save_weights_external", Pool::Train)
+    .result_of("SaveWeightsExternal")
+    .retries(0);
+pub(crate) const LOAD_WEIGHTS: Route =
+    Route::post("load_weights", Pool::Train).result_of("LoadWeights");
 pub(crate) const WEIGHTS_INFO: Route = Route::post("weights_info", Pool::Train)
     .with_sdk_method(Some("get_weights_info_by_tinker_path"));
-pub(crate) const CREATE_CUSTOM_LOSS: Route = Route::post("create_custom_loss", Pool::Train);
+pub(crate) const CREATE_CUSTOM_LOSS: Route =
+    Route::post("create_custom_loss", Pool::Train).result_of("CreateCustomLoss");
 /// Only servers of the JSON era have it.
-pub(crate) const UNLOAD_MODEL: Route = Route::post("unload_model", Pool::Train);
+pub(crate) const UNLOAD_MODEL: Route =
+    Route::post("unload_model", Pool::Train).result_of("UnloadModel");
 
 pub(crate) const CREATE_SAMPLING_SESSION: Route =
     Route::post("create_sampling_session", Pool::Session).once();

@@ -13,14 +13,12 @@ use super::service::ServiceClient;
 use super::training::ttl_seconds;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
-use crate::runtime::calls::Effort;
-use crate::transport::{Body, Request};
+use crate::runtime::calls::{Body, Effort, Request};
 use crate::types::{
     AccessScope, Checkpoint, CheckpointPage, CheckpointRef, SamplerInfo, SessionDetails, SessionId,
     SessionPage, SessionSearch, SessionSearchPage, SessionSummary, TraceExport, TraceExportStatus,
     TrainingRun, TrainingRunPage, WeightsInfo,
 };
-use crate::wire::query;
 use crate::wire::reply::CopyWeightsReply;
 use crate::wire::request::{
     AssignProjectRequest, CopyWeightsRequest, SetTtlRequest, WeightsInfoRequest, to_json,
@@ -386,8 +384,7 @@ impl RestClient {
         segments: &[&str],
         query: &[(&str, Value)],
     ) -> Result<T> {
-        let request = Request::to(route, route.path(segments)?).with_query(query::encode(query));
-        self.service.link()?.call(request, route.into())
+        self.service.link()?.get(route, segments, query)
     }
 
     /// Changes a checkpoint. A 409 says that it is so already, which waiting does not change.

@@ -8,20 +8,14 @@ use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
 
-use crate::error::{Error, Result};
-use crate::runtime::pending::{Pending, Status};
+use crate::error::Result;
+use crate::runtime::pending::Pending;
 use crate::runtime::session::Session;
-use crate::runtime::training::{
-    Call, ChunkOutput, ChunkSender, Forward, Gate, Gather, Operation, Queue, Single,
-};
+use crate::runtime::training::{ChunkOutput, Pass, Queue};
 use crate::types::{
     Datum, ForwardBackwardOutput, Loss, ModelId, OptimStepResponse, OptimizerParams, console,
 };
-use crate::wire::reply::decode_json;
-use crate::wire::request::{OptimStepRequest, to_json};
-use crate::wire::route;
 
-use save::seq;
 pub(super) use save::ttl_seconds;
 pub use save::{Export, Save};
 
@@ -34,7 +28,7 @@ pub use save::{Export, Save};
 ///
 /// A failed operation never loses the queue: later ones still run. If a request's fate stays
 /// unknown after the last retry, the client is broken: everything pending and later fails at
-/// once with [`Error::Broken`], because the service would hold back whatever follows; create a
+/// once with [`Broken`](crate::Error::Broken), because the service would hold back whatever follows; create a
 /// new client from the last checkpoint.
 ///
 /// `Clone + Send + Sync` around one `Arc`. When the last clone and the last [`Pending`] are gone,
@@ -42,20 +36,13 @@ pub use save::{Export, Save};
 /// up with a warning.
 #[derive(Clone)]
 pub struct TrainingClient {
-    model_id: ModelId,
     queue: Arc<Queue>,
     session: Arc<Session>,
 }
 
 impl TrainingClient {
-    /// Starts the queue of a model whose next request has number `next`.
-    pub(super) fn start(session: Arc<Session>, model_id: ModelId, next: i32) -> Result<Self> {
-        let queue = session.start_queue(model_id.to_string(), next)?;
-        Ok(Self {
-            model_id,
-            queue,
-            session,
-        })
+    pub(super) fn new(queue: Arc<Queue>, session: Arc<Session>) -> Self {
+        Self { queue, session }
     }
 
     /// Computes the loss and its gradients, which accumulate until [`optim_step`](Self::optim_step).
@@ -74,7 +61,7 @@ impl TrainingClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for empty data; [`Error::Broken`] and [`Error::Closed`] if nothing can
+    /// [`Invalid`](crate::Error::Invalid) for empty data; [`Broken`](crate::Error::Broken) and [`Closed`](crate::Error::Closed) if nothing can
     /// be submitted any more. What is wrong with the data itself is found by the worker, before
     /// anything of the call is sent, and comes with the join.
     pub fn forward_backward(
@@ -82,10 +69,7 @@ impl TrainingClient {
         data: &[Datum],
         loss: impl Into<Loss>,
     ) -> Result<Pending<ForwardBackwardOutput>> {
-        let (operation, pending) =
-            self.prepare(data, loss.into(), Pass::Backward, &Gate::default())?;
-        self.queue.submit(vec![operation])?;
-        Ok(pending)
+        self.queue.forward(data, loss.into(), Pass::Backward)
     }
 
     /// Computes the loss only; the model's gradients stay as they are.
@@ -98,10 +82,7 @@ impl TrainingClient {
         data: &[Datum],
         loss: impl Into<Loss>,
     ) -> Result<Pending<ForwardBackwardOutput>> {
-        let (operation, pending) =
-            self.prepare(data, loss.into(), Pass::Forward, &Gate::default())?;
-        self.queue.submit(vec![operation])?;
-        Ok(pending)
+        self.queue.forward(data, loss.into(), Pass::Forward)
     }
 
     /// Like [`forward_backward`](Self::forward_backward), with the results chunk by chunk as they
@@ -115,18 +96,8 @@ impl TrainingClient {
         data: &[Datum],
         loss: impl Into<Loss>,
     ) -> Result<ChunkOutputs> {
-        let status = Status::new("forward_backward");
-        let call = self.call(data, loss.into(), Pass::Backward, status)?;
-        let (sender, results) = ChunkSender::new();
-        self.queue.ends_with(sender.aborter());
-        let operation = Forward {
-            call,
-            gather: Gather::Each(sender),
-            gate: Gate::default(),
-        };
-        self.queue.submit(vec![Box::new(operation)])?;
         Ok(ChunkOutputs {
-            results,
+            results: self.queue.chunks(data, loss.into())?,
             _queue: self.queue.clone(),
         })
     }
@@ -135,15 +106,13 @@ impl TrainingClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for parameters out of range; [`Error::Broken`] and [`Error::Closed`].
+    /// [`Invalid`](crate::Error::Invalid) for parameters out of range; [`Broken`](crate::Error::Broken) and [`Closed`](crate::Error::Closed).
     #[doc(alias = "OptimStepRequest")]
     pub fn optim_step(
         &self,
         params: impl Into<OptimizerParams>,
     ) -> Result<Pending<OptimStepResponse>> {
-        let (operation, pending) = self.prepare_optim(params.into(), None)?;
-        self.queue.submit(vec![operation])?;
-        Ok(pending)
+        self.queue.optim(params.into())
     }
 
     /// Submits [`forward_backward`](Self::forward_backward) and [`optim_step`](Self::optim_step)
@@ -169,83 +138,16 @@ impl TrainingClient {
         loss: impl Into<Loss>,
         params: impl Into<OptimizerParams>,
     ) -> Result<TrainStep> {
-        let gate = Gate::default();
-        let (first, forward_backward) = self.prepare(data, loss.into(), Pass::Backward, &gate)?;
-        let (second, optim_step) = self.prepare_optim(params.into(), Some(gate))?;
-        self.queue.submit(vec![first, second])?;
+        let (forward_backward, optim_step) = self.queue.step(data, loss.into(), params.into())?;
         Ok(TrainStep {
             forward_backward,
             optim_step,
         })
     }
 
-    fn call(
-        &self,
-        data: &[Datum],
-        loss: Loss,
-        pass: Pass,
-        status: Arc<Status>,
-    ) -> Result<Arc<Call>> {
-        if data.is_empty() {
-            return Err(Error::invalid("data", "must hold at least one datum"));
-        }
-        Ok(Arc::new(Call {
-            data: data.to_vec(),
-            loss,
-            forward_only: pass == Pass::Forward,
-            model_id: self.queue.model_id().to_owned(),
-            status,
-        }))
-    }
-
-    fn prepare(
-        &self,
-        data: &[Datum],
-        loss: Loss,
-        pass: Pass,
-        gate: &Gate,
-    ) -> Result<(Box<dyn Operation>, Pending<ForwardBackwardOutput>)> {
-        let name = match pass {
-            Pass::Forward => "forward",
-            Pass::Backward => "forward_backward",
-        };
-        let (status, promise, pending) = self.queue.promise(name);
-        let operation = Forward {
-            call: self.call(data, loss, pass, status)?,
-            gather: Gather::Whole(promise),
-            gate: gate.clone(),
-        };
-        Ok((
-            Box::new(operation),
-            pending.and_then(ForwardBackwardOutput::combine),
-        ))
-    }
-
-    fn prepare_optim(
-        &self,
-        params: OptimizerParams,
-        after: Option<Gate>,
-    ) -> Result<(Box<dyn Operation>, Pending<OptimStepResponse>)> {
-        params.validate()?;
-        let (status, promise, pending) = self.queue.promise("optim_step");
-        let model_id = self.queue.model_id().to_owned();
-        let operation = Single {
-            route: &route::OPTIM_STEP,
-            request_type: "OptimStep",
-            body: Box::new(move |number| {
-                to_json(&OptimStepRequest::new(model_id, seq(number), &params))
-            }),
-            decode: Arc::new(|_, body| decode_json(&body)),
-            status,
-            promise,
-            after,
-        };
-        Ok((Box::new(operation), pending))
-    }
-
     /// The model's id, which is also its training run's.
     pub fn model_id(&self) -> &ModelId {
-        &self.model_id
+        self.queue.model_id()
     }
 
     /// Where the console shows the run.
@@ -260,12 +162,6 @@ impl fmt::Debug for TrainingClient {
             .field("model_id", &self.model_id())
             .finish_non_exhaustive()
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward,
-    Backward,
 }
 
 /// The two halves of a training step, both under way.

@@ -1,10 +1,8 @@
 //! The rest of a model's queue: saving, loading, and questions about the model.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
-
-use serde::de::DeserializeOwned;
 
 use super::TrainingClient;
 use crate::client::sampling::{SamplerSource, SamplingClient};
@@ -12,17 +10,15 @@ use crate::client::service::open_sampler;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
-use crate::runtime::training::Single;
 use crate::types::{
     CheckpointRef, LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse,
     SaveWeightsForSamplerResponse, SaveWeightsResponse,
 };
-use crate::wire::reply::decode_json;
 use crate::wire::request::{
     GetInfoRequest, LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,
     SaveWeightsRequest, UnloadModelRequest, to_json,
 };
-use crate::wire::route::{self, Route};
+use crate::wire::route;
 
 /// A checkpoint to be saved: its name, how long it is kept, what is noted with it.
 ///
@@ -156,18 +152,18 @@ impl TrainingClient {
     /// [`Error::Invalid`] for an empty name or a ttl out of range.
     pub fn save_state(&self, save: impl Into<Save>) -> Result<Pending<SaveWeightsResponse>> {
         let save = save.into();
-        let (name, ttl) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
-        let model_id = self.model_id().clone();
-        self.submit(&route::SAVE_WEIGHTS, "SaveWeights", move |number| {
-            to_json(&SaveWeightsRequest {
-                model_id: model_id.as_str().into(),
-                path: Some(name.into()),
-                seq_id: seq(number),
-                ttl_seconds: ttl,
-                overwrite: save.overwrite,
-                user_metadata: save.metadata.map(std::borrow::Cow::Owned),
+        let (name, ttl_seconds) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
+        self.queue
+            .post(&route::SAVE_WEIGHTS, move |model_id, number| {
+                to_json(&SaveWeightsRequest {
+                    model_id: model_id.as_str().into(),
+                    path: Some(name.into()),
+                    seq_id: Some(number),
+                    ttl_seconds,
+                    overwrite: save.overwrite,
+                    user_metadata: save.metadata.map(Cow::Owned),
+                })
             })
-        })
     }
 
     /// Saves weights under a name, for sampling.
@@ -185,25 +181,19 @@ impl TrainingClient {
             let problem = "sampler weights cannot replace others; choose another name";
             return Err(Error::invalid("overwrite", problem));
         }
-        let (name, ttl) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
-        let model_id = self.model_id().clone();
+        let (name, ttl_seconds) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
         let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
-        let pending = self.submit(route, "SaveWeightsForSampler", move |number| {
+        let pending = self.queue.post(route, move |model_id, number| {
             to_json(&SaveWeightsForSamplerRequest {
                 model_id: model_id.as_str().into(),
                 path: Some(name.into()),
                 sampling_session_seq_id: None,
-                seq_id: seq(number),
-                ttl_seconds: ttl,
-                user_metadata: save.metadata.map(std::borrow::Cow::Owned),
+                seq_id: Some(number),
+                ttl_seconds,
+                user_metadata: save.metadata.map(Cow::Owned),
             })
         })?;
-        Ok(
-            pending.and_then(|saved: SaveWeightsForSamplerResponse| match saved.path {
-                Some(_) => Ok(saved),
-                None => Err(Error::Reply(Context::new("the saved weights have no path"))),
-            }),
-        )
+        Ok(pending.and_then(with_path))
     }
 
     /// Writes the weights in the format other tools read, for download.
@@ -216,20 +206,19 @@ impl TrainingClient {
         export: impl Into<Export>,
     ) -> Result<Pending<SaveWeightsExternalResponse>> {
         let export = export.into();
-        let (name, ttl) = (checked_name(export.name)?, ttl_seconds(export.ttl)?);
+        let (name, ttl_seconds) = (checked_name(export.name)?, ttl_seconds(export.ttl)?);
         let recipients = export.age_recipients;
         if recipients.len() > 10 {
             let problem = format!("at most 10 are possible, got {}", recipients.len());
             return Err(Error::invalid("age_recipients", problem));
         }
-        let model_id = self.model_id().clone();
         let route = &route::SAVE_WEIGHTS_EXTERNAL;
-        self.submit(route, "SaveWeightsExternal", move |number| {
+        self.queue.post(route, move |model_id, number| {
             to_json(&SaveWeightsExternalRequest {
                 model_id: model_id.as_str().into(),
                 path: name.into(),
-                seq_id: seq(number),
-                ttl_seconds: ttl,
+                seq_id: Some(number),
+                ttl_seconds,
                 age_encryption_recipients: (!recipients.is_empty()).then(|| recipients.into()),
             })
         })
@@ -238,30 +227,34 @@ impl TrainingClient {
     /// A sampling client for the weights as they are after everything submitted so far. They are
     /// not kept: when the session ends they are gone.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
-        let model_id = self.model_id().clone();
-        let session = &self.session;
-        let numbers = session.counters.clone();
-        let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
-        let saved: SaveWeightsForSamplerResponse = self
-            .submit(route, "SaveWeightsForSampler", move |number| {
-                to_json(&SaveWeightsForSamplerRequest {
-                    model_id: model_id.as_str().into(),
-                    path: None,
-                    sampling_session_seq_id: Some(numbers.next_sampler()),
-                    seq_id: seq(number),
-                    ttl_seconds: None,
-                    user_metadata: None,
-                })
-            })?
-            .join()?;
+        let saved = self.save_for_sampling()?.join()?;
         match (saved.sampling_session_id, saved.path) {
-            (Some(id), _) => Ok(SamplingClient::new(session.clone(), id, false)),
+            (Some(id), _) => {
+                let sampler = self.session.sampler(id, false);
+                Ok(SamplingClient::new(sampler, self.session.clone()))
+            }
             // Some servers only save.
             (None, Some(path)) => self.create_sampling_client(path),
             (None, None) => Err(Error::Reply(Context::new(
                 "the saved weights have neither a sampling session nor a path",
             ))),
         }
+    }
+
+    /// Saves the weights for a sampler without a name.
+    fn save_for_sampling(&self) -> Result<Pending<SaveWeightsForSamplerResponse>> {
+        let numbers = self.session.counters.clone();
+        let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
+        self.queue.post(route, move |model_id, number| {
+            to_json(&SaveWeightsForSamplerRequest {
+                model_id: model_id.as_str().into(),
+                path: None,
+                sampling_session_seq_id: Some(numbers.next_sampler()),
+                seq_id: Some(number),
+                ttl_seconds: None,
+                user_metadata: None,
+            })
+        })
     }
 
     /// A sampling client for saved weights, in this client's session.
@@ -315,14 +308,13 @@ impl TrainingClient {
         token: Option<Secret>,
     ) -> Result<Pending<LoadWeightsResponse>> {
         let path = checkpoint.checked()?.to_owned();
-        let model_id = self.model_id().clone();
-        self.submit(&route::LOAD_WEIGHTS, "LoadWeights", move |number| {
-            let number = u64::from(number.unsigned_abs());
-            let mut request =
-                LoadWeightsRequest::into_model(model_id.as_str(), number, path, optimizer);
-            request.weights_access_token = token.as_ref().map(|token| token.expose().into());
-            to_json(&request)
-        })
+        self.queue
+            .post(&route::LOAD_WEIGHTS, move |model_id, number| {
+                let mut request =
+                    LoadWeightsRequest::into_model(model_id.as_str(), number, path, optimizer);
+                request.weights_access_token = token.as_ref().map(|token| token.expose().into());
+                to_json(&request)
+            })
     }
 
     /// Frees the model on servers that have this call; others answer 404.
@@ -332,7 +324,7 @@ impl TrainingClient {
         })?;
         let route = &route::UNLOAD_MODEL;
         self.session
-            .run::<serde_json::Value>(route, "UnloadModel", &body)?
+            .run::<serde_json::Value>(route, &body)?
             .join()?;
         Ok(())
     }
@@ -375,30 +367,14 @@ impl TrainingClient {
         let id = info.model_data.tokenizer_id;
         crate::text::Tokenizer::of_service(&name.unwrap_or_default(), id.as_deref())
     }
-
-    fn submit<T: DeserializeOwned + Send + 'static>(
-        &self,
-        route: &'static Route,
-        request_type: &'static str,
-        body: impl FnOnce(i32) -> Result<Vec<u8>> + Send + 'static,
-    ) -> Result<Pending<T>> {
-        let (status, promise, pending) = self.queue.promise(route.template);
-        self.queue.submit(vec![Box::new(Single {
-            route,
-            request_type,
-            body: Box::new(body),
-            decode: Arc::new(|_, body| decode_json(&body)),
-            status,
-            promise,
-            after: None,
-        })])?;
-        Ok(pending)
-    }
 }
 
-/// A sequence number as requests carry it.
-pub(super) fn seq(number: i32) -> Option<u64> {
-    Some(number.unsigned_abs().into())
+/// An answer that must say where the weights are.
+fn with_path(saved: SaveWeightsForSamplerResponse) -> Result<SaveWeightsForSamplerResponse> {
+    match saved.path {
+        Some(_) => Ok(saved),
+        None => Err(Error::Reply(Context::new("the saved weights have no path"))),
+    }
 }
 
 fn checked_name(name: String) -> Result<String> {

@@ -4,5 +4,7 @@ pub(crate) mod download;
 mod link;
 mod retry;
 
+pub(crate) use crate::transport::{Body, Part, Request, Response, Source};
+
 pub(crate) use self::link::{Link, config_body};
 pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, Unaccepted};

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::link::Link;
 use crate::config::Secret;
@@ -18,6 +19,7 @@ use crate::transport::retry::{
     Billing, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
 };
 use crate::transport::{Auth, Body, Fault, FaultKind, Request, Response};
+use crate::wire::query;
 use crate::wire::reply::decode_json;
 use crate::wire::route::{Method, Route};
 
@@ -77,6 +79,17 @@ impl Link {
     /// Calls an endpoint and reads its JSON answer.
     pub(crate) fn json<T: DeserializeOwned>(&self, route: &Route, body: &[u8]) -> Result<T> {
         let request = Request::to(route, route.fixed_path()).with_body(Body::Json(body));
+        self.call(request, route.into())
+    }
+
+    /// Asks for a record or a list.
+    pub(crate) fn get<T: DeserializeOwned>(
+        &self,
+        route: &Route,
+        segments: &[&str],
+        query: &[(&str, Value)],
+    ) -> Result<T> {
+        let request = Request::to(route, route.path(segments)?).with_query(query::encode(query));
         self.call(request, route.into())
     }
 

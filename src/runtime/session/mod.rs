@@ -4,6 +4,8 @@ mod close;
 mod core;
 mod counters;
 mod heartbeat;
+mod host;
+mod make;
 mod open;
 mod opened;
 mod telemetry;
@@ -20,11 +22,12 @@ use crate::loss::LossGraph;
 use crate::runtime::pending::Pending;
 use crate::runtime::sampling::Sampler;
 use crate::runtime::training::Queue;
-use crate::types::SamplingSessionId;
+use crate::types::{ModelId, SamplingSessionId};
 use crate::wire::route::Route;
 
-pub(crate) use self::opened::Opened;
-pub(crate) use self::upkeep::fetch_dynamic;
+pub(crate) use self::host::Host;
+use self::opened::Opened;
+use self::upkeep::fetch_dynamic;
 
 /// The owner of everything that runs for a session. Clients and handles share it; the last one
 /// to go closes it.
@@ -53,15 +56,18 @@ impl Session {
     pub(crate) fn run<T: DeserializeOwned + Send + 'static>(
         self: &Arc<Self>,
         route: &'static Route,
-        request_type: &'static str,
         body: &[u8],
     ) -> Result<Pending<T>> {
         let keep = self.clone();
-        self.core.training.run(keep, route, request_type, body)
+        self.core.training.run(keep, route, body)
     }
 
     /// Starts the queue of a model whose next request has number `next`.
-    pub(crate) fn start_queue(self: &Arc<Self>, model_id: String, next: i32) -> Result<Arc<Queue>> {
+    pub(crate) fn start_queue(
+        self: &Arc<Self>,
+        model_id: ModelId,
+        next: i32,
+    ) -> Result<Arc<Queue>> {
         Queue::start(&self.core.training, self.clone(), model_id, next)
     }
 

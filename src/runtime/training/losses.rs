@@ -60,8 +60,7 @@ impl Training {
             graph: std::borrow::Cow::Borrowed(&graph.graph),
         })?;
         let route = &route::CREATE_CUSTOM_LOSS;
-        let reply: CreateCustomLossReply =
-            self.run(keep, route, "CreateCustomLoss", &body)?.join()?;
+        let reply: CreateCustomLossReply = self.run(keep, route, &body)?.join()?;
         self.losses.learned(key, reply.loss_id.clone());
         Ok(reply.loss_id)
     }

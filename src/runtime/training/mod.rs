@@ -8,9 +8,9 @@ mod losses;
 mod queue;
 mod room;
 mod sequence;
+mod submit;
 
-pub(crate) use self::chunks::{Call, Forward};
 pub use self::gather::ChunkOutput;
-pub(crate) use self::gather::{ChunkSender, Gather};
-pub(crate) use self::queue::{Gate, Operation, Queue, Single};
+pub(crate) use self::queue::Queue;
 pub(crate) use self::room::Training;
+pub(crate) use self::submit::Pass;

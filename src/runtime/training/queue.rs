@@ -20,6 +20,7 @@ use crate::runtime::futures::{Accepted, Decode, Outcome, Watch};
 use crate::runtime::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
 use crate::sync::lock;
 use crate::transport::{Body, Request};
+use crate::types::ModelId;
 use crate::wire::reply::FutureReply;
 use crate::wire::route::Route;
 
@@ -32,7 +33,7 @@ pub(crate) struct Queue {
 
 pub(crate) struct Shared {
     pub(super) training: Arc<Training>,
-    pub(crate) model_id: String,
+    pub(crate) model_id: ModelId,
     sender: Mutex<Option<Sender<Box<dyn Operation>>>>,
     backlog: Mutex<usize>,
     sent: Condvar,
@@ -70,7 +71,7 @@ impl Queue {
     pub(crate) fn start(
         training: &Arc<Training>,
         keep: Arc<dyn Any + Send + Sync>,
-        model_id: String,
+        model_id: ModelId,
         next: i32,
     ) -> Result<Arc<Self>> {
         let (sender, operations) = unbounded();
@@ -99,7 +100,7 @@ impl Queue {
         }))
     }
 
-    pub(crate) fn model_id(&self) -> &str {
+    pub(crate) fn model_id(&self) -> &ModelId {
         &self.shared.model_id
     }
 
@@ -305,8 +306,6 @@ pub(crate) fn classify(refused: &Unaccepted) -> Sent {
 /// An operation of one JSON request.
 pub(crate) struct Single<T> {
     pub(crate) route: &'static Route,
-    /// What `X-Tinker-Request-Type` says.
-    pub(crate) request_type: &'static str,
     /// Makes the body, given the sequence number.
     pub(crate) body: Box<dyn FnOnce(i32) -> Result<Vec<u8>> + Send>,
     pub(crate) decode: Decode<T>,
@@ -339,7 +338,7 @@ impl<T: Send + 'static> Operation for Single<T> {
                 self.status.accepted(&reply.request_id);
                 let accepted = Accepted {
                     request_id: reply.request_id,
-                    request_type: self.request_type,
+                    request_type: self.route.request_type,
                     binary: false,
                     roundtrip: started.elapsed(),
                 };

@@ -57,7 +57,6 @@ impl Training {
         &self,
         keep: Arc<dyn Any + Send + Sync>,
         route: &'static Route,
-        request_type: &'static str,
         body: &[u8],
     ) -> Result<Pending<T>> {
         self.results.check_open()?;
@@ -68,7 +67,7 @@ impl Training {
         let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
         let accepted = Accepted {
             request_id: reply.request_id,
-            request_type,
+            request_type: route.request_type,
             binary: false,
             roundtrip: started.elapsed(),
         };
