@@ -7,16 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::runtime::Handle;
 
+use super::LocalServer;
+use super::api::auth::{Auth, Key};
+use super::api::fault::Fault;
+use super::api::flags::Flags;
+use super::api::janitor::Janitor;
+use super::api::service::{Options, Service, check_endpoint};
+use super::http::{HttpThread, Limits, Recorder};
+use super::source::ModelSource;
+use super::state::State;
+use super::work::Workshop;
 use crate::error::{Context, Error, Result};
-use crate::local::LocalServer;
-use crate::local::api::auth::Key;
-use crate::local::api::fault::Fault;
-use crate::local::api::flags::Flags;
-use crate::local::api::routes;
-use crate::local::api::service::Service;
-use crate::local::http::{HttpThread, Limits};
-use crate::local::source::ModelSource;
 
 /// Sets the options of a [`LocalServer`].
 ///
@@ -34,24 +37,24 @@ use crate::local::source::ModelSource;
 #[must_use = "a server starts with `start`"]
 #[derive(Debug, Clone)]
 pub struct Builder {
-    pub(super) host: IpAddr,
-    pub(super) port: u16,
-    pub(super) api_key: Option<Key>,
-    pub(super) data: Option<PathBuf>,
-    pub(super) model: Option<ModelSource>,
-    pub(super) threads: usize,
-    pub(super) flags: Vec<(String, Value)>,
-    pub(super) jwt_lifetime: Duration,
-    pub(super) metadata_only_above: usize,
-    pub(super) long_poll: Duration,
-    pub(super) session_timeout: Duration,
-    pub(super) latencies: HashMap<String, Duration>,
-    pub(super) max_request_bytes: usize,
-    pub(super) max_connections: usize,
-    pub(super) max_pending_samples: usize,
-    pub(super) faults: Vec<Fault>,
-    pub(super) admin: bool,
-    pub(super) record: bool,
+    host: IpAddr,
+    port: u16,
+    api_key: Option<Key>,
+    data: Option<PathBuf>,
+    model: Option<ModelSource>,
+    threads: usize,
+    flags: Vec<(String, Value)>,
+    jwt_lifetime: Duration,
+    metadata_only_above: usize,
+    long_poll: Duration,
+    session_timeout: Duration,
+    latencies: HashMap<String, Duration>,
+    max_request_bytes: usize,
+    max_connections: usize,
+    max_pending_samples: usize,
+    faults: Vec<Fault>,
+    admin: bool,
+    record: bool,
 }
 
 impl Default for Builder {
@@ -234,15 +237,39 @@ impl Builder {
             .max_blocking_threads(4)
             .build()
             .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
-        let service = Arc::new(Service::new(self, flags, runtime.handle().clone())?);
-        let http = HttpThread::start(listener, runtime, service.clone(), limits)?;
+        let service = self.service(flags, runtime.handle().clone())?;
+        let janitor = Janitor::start(service.work().state.clone())?;
+        let recorder = self.record.then(Arc::<Recorder>::default);
+        let http = HttpThread::start(listener, runtime, service.clone(), recorder.clone(), limits)?;
         let address = http.address;
         log::info!("local server at http://{address}");
         Ok(LocalServer {
             http: Some(http),
+            janitor: Some(janitor),
             address,
+            recorder,
             service,
         })
+    }
+
+    fn service(&self, flags: Flags, runtime: Handle) -> Result<Arc<Service>> {
+        let (data, latencies) = (self.data.clone(), self.latencies.clone());
+        let state = Arc::new(State::open(data, self.session_timeout, latencies, runtime)?);
+        let work = Workshop::open(state, self.model.clone(), self.threads)?;
+        let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);
+        let auth = Auth::new(self.api_key.clone(), jwt_lifetime);
+        let options = Options {
+            long_poll: self.long_poll,
+            metadata_only_above: self.metadata_only_above,
+            max_request_bytes: self.max_request_bytes,
+            max_pending_samples: self.max_pending_samples,
+            admin: self.admin,
+        };
+        let service = Service::new(auth, flags, Arc::new(work), options);
+        for fault in &self.faults {
+            service.add_fault(fault.clone())?;
+        }
+        Ok(Arc::new(service))
     }
 
     fn check(&self) -> Result<Flags> {
@@ -273,13 +300,4 @@ impl Builder {
         }
         Ok(flags)
     }
-}
-
-/// Refuses the name of an endpoint that does not exist, which would never strike.
-pub(super) fn check_endpoint(field: &str, endpoint: &str) -> Result<()> {
-    if endpoint == "*" || routes::is_endpoint(endpoint) {
-        return Ok(());
-    }
-    let problem = format!("{endpoint:?} is not an endpoint of this server");
-    Err(Error::invalid(field, problem))
 }

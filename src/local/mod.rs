@@ -42,8 +42,9 @@ pub use http::RecordedRequest;
 pub use source::ModelSource;
 
 use crate::error::Result;
+use api::janitor::Janitor;
 use api::service::Service;
-use http::HttpThread;
+use http::{HttpThread, Recorder};
 
 /// A running server: real sockets, real gradients, no account and no network.
 ///
@@ -56,7 +57,9 @@ use http::HttpThread;
 pub struct LocalServer {
     /// `None` only while it stops.
     http: Option<HttpThread>,
+    janitor: Option<Janitor>,
     address: SocketAddr,
+    recorder: Option<Arc<Recorder>>,
     service: Arc<Service>,
 }
 
@@ -87,22 +90,20 @@ impl LocalServer {
 
     /// The requests seen so far, in order of arrival; empty unless [recording](Builder::record).
     pub fn requests(&self) -> Vec<RecordedRequest> {
-        self.service
-            .recorder()
-            .map(http::Recorder::all)
-            .unwrap_or_default()
+        let recorder = self.recorder.as_ref();
+        recorder.map(|recorder| recorder.all()).unwrap_or_default()
     }
 
     /// Forgets the requests recorded so far.
     pub fn clear_requests(&self) {
-        if let Some(recorder) = self.service.recorder() {
+        if let Some(recorder) = &self.recorder {
             recorder.clear();
         }
     }
 
     /// What was found damaged in the data folder and set aside, one line each.
     pub fn problems(&self) -> Vec<String> {
-        self.service.catalogue.problems()
+        self.service.work().state.catalogue.problems()
     }
 
     /// Adds a fault while the server runs.
@@ -124,6 +125,7 @@ impl Drop for LocalServer {
     fn drop(&mut self) {
         // Nothing new comes in, then the work ends.
         drop(self.http.take());
-        self.service.close();
+        drop(self.janitor.take());
+        self.service.work().close();
     }
 }

@@ -119,6 +119,23 @@ pub(crate) struct CreateModelReply {
     pub(crate) tag: tag::CreateModel,
 }
 
+/// The result of `unload_model`, which only servers of the JSON era have.
+#[cfg(feature = "local")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UnloadModelReply {
+    pub(crate) model_id: String,
+}
+
+/// A result with the constant `type` that clients of the JSON era look for.
+#[cfg(feature = "local")]
+#[derive(Debug, Serialize)]
+pub(crate) struct Tagged<T> {
+    #[serde(flatten)]
+    pub(crate) value: T,
+    #[serde(rename = "type")]
+    pub(crate) tag: &'static str,
+}
+
 /// The result of `create_custom_loss`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CreateCustomLossReply {

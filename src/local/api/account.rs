@@ -6,14 +6,12 @@ use hyper::StatusCode;
 use hyper::header::LOCATION;
 use serde_json::{Map, json};
 
-use super::Answer;
 use super::records::{OWNER, texts};
-use crate::local::api::routes::query;
-use crate::local::api::service::Service;
-use crate::local::http::{Refusal, Reply, Request};
+use super::{Answer, Call};
+use crate::local::http::{Refusal, Reply};
 use crate::local::state::downloads::Source;
 use crate::local::state::ledger::{Count, Kind};
-use crate::local::work::jobs;
+use crate::local::state::now;
 use crate::types::{
     AuditEntry, AuditLog, BillingEvent, BillingEventInfo, BillingSession, BillingUsage,
     StorageUsage, StorageUsageItem, Timestamp,
@@ -23,7 +21,7 @@ const HOUR: i64 = 3600;
 /// The longest time one question about usage may cover.
 const LONGEST: i64 = 14 * 24 * HOUR;
 
-pub(in crate::local) fn api_key() -> Answer {
+pub(super) fn api_key(_: &Call) -> Answer {
     Ok(Reply::json(&json!({
         "key_id": 1,
         "name": "local",
@@ -35,15 +33,21 @@ pub(in crate::local) fn api_key() -> Answer {
     })))
 }
 
+/// There is nothing to forget: keys are the server's options.
+pub(super) fn forget_api_key(_: &Call) -> Answer {
+    Ok(Reply::empty())
+}
+
 /// The day's log behind a redirect, as the service has it.
-pub(in crate::local) fn audit(service: &Service, request: &Request) -> Answer {
-    let kind = query(&request.query, "event_type").unwrap_or_else(|| "all".into());
-    let day = query(&request.query, "day")
-        .unwrap_or_else(|| jobs::now().strftime("%Y-%m-%d").to_string());
+pub(super) fn audit(call: &Call) -> Answer {
+    let kind = call.query("event_type").unwrap_or_else(|| "all".into());
+    let day = call
+        .query("day")
+        .unwrap_or_else(|| now().strftime("%Y-%m-%d").to_string());
     if day.parse::<jiff::civil::Date>().is_err() {
         return Err(Refusal::bad(format!("day must be YYYY-MM-DD, got {day:?}")));
     }
-    let mut deeds = service.ledger.deeds();
+    let mut deeds = call.state().ledger.deeds();
     deeds.retain(|deed| deed.time.strftime("%Y-%m-%d").to_string() == day);
     // Projects, teams and organisations do not exist here.
     if !matches!(kind.as_str(), "all" | "checkpoints") {
@@ -63,53 +67,53 @@ pub(in crate::local) fn audit(service: &Service, request: &Request) -> Answer {
     let text = serde_json::to_vec(&log)
         .map_err(|error| Refusal::internal(format!("the log cannot be written: {error}")))?;
     let source = Source::Document(text.into());
-    let link = service.downloads.link(request, jobs::now(), source);
+    let link = call.state().downloads.link(&call.server(), now(), source);
     Ok(Reply::empty()
         .with_status(StatusCode::FOUND)
         .with_header(LOCATION, &link.to("audit.json")))
 }
 
-pub(in crate::local) fn usage(service: &Service, request: &Request) -> Answer {
-    let from = hour(request, "starting_on")?;
-    let to = hour(request, "ending_before")?;
+pub(super) fn usage(call: &Call) -> Answer {
+    let from = hour(call, "starting_on")?;
+    let to = hour(call, "ending_before")?;
     let length = to.as_second() - from.as_second();
     if !(1..=LONGEST).contains(&length) {
         let detail = "ending_before must come after starting_on, by 14 days at most";
         return Err(Refusal::bad(detail));
     }
-    let counts = service.ledger.counts(from, to);
+    let counts = call.state().ledger.counts(from, to);
     let mut sessions = BTreeMap::new();
     for count in &counts {
-        let metadata = service.sessions.get(&count.session);
+        let metadata = call.state().sessions.get(&count.session);
         let user_metadata = metadata.ok().map(|session| texts(session.user_metadata));
         sessions.insert(
             count.session.as_str().into(),
             BillingSession { user_metadata },
         );
     }
-    let data = counts.into_iter().map(|count| event(service, count));
+    let data = counts.into_iter().map(|count| event(call, count));
     Ok(Reply::json(&BillingUsage {
         data: data.collect(),
         sessions,
-        cost_data_through: Some(to.min(jobs::now())),
+        cost_data_through: Some(to.min(now())),
     }))
 }
 
-fn hour(request: &Request, name: &str) -> Result<Timestamp, Refusal> {
-    let text = query(&request.query, name).unwrap_or_default();
+fn hour(call: &Call, name: &str) -> Result<Timestamp, Refusal> {
+    let text = call.query(name).unwrap_or_default();
     let time = text.parse::<Timestamp>().ok();
     time.filter(|time| time.as_second() % HOUR == 0 && time.subsec_nanosecond() == 0)
         .ok_or_else(|| Refusal::bad(format!("{name} must be a whole hour in UTC, got {text:?}")))
 }
 
-fn event(service: &Service, count: Count) -> BillingEvent {
+fn event(call: &Call, count: Count) -> BillingEvent {
     let at = |second| Timestamp::from_second(second).unwrap_or(Timestamp::UNIX_EPOCH);
     let token_count = count.count;
-    let project_id = service.project_of(&count.session);
+    let project_id = call.state().project_of(&count.session);
     BillingEvent {
         bucket_start: at(count.hour),
         bucket_end: at(count.hour + HOUR),
-        base_model: Some(service.base_model.clone()),
+        base_model: Some(call.work().base_model.clone()),
         user_id: None,
         user_name: Some(OWNER.to_owned()),
         session_id: Some(count.session.into()),
@@ -130,10 +134,10 @@ fn event(service: &Service, count: Count) -> BillingEvent {
     }
 }
 
-pub(in crate::local) fn storage(service: &Service, request: &Request) -> Answer {
-    let wanted = query(&request.query, "project_id");
+pub(super) fn storage(call: &Call) -> Answer {
+    let wanted = call.query("project_id");
     let mut items: BTreeMap<Option<String>, (u64, u64)> = BTreeMap::new();
-    for checkpoint in service.catalogue.checkpoints(None) {
+    for checkpoint in call.state().catalogue.checkpoints(None) {
         if wanted.is_none() || wanted == checkpoint.project_id {
             let (count, bytes) = items.entry(checkpoint.project_id).or_default();
             *count += 1;

@@ -1,25 +1,24 @@
 //! The admin route: faults while the server runs.
 
-use super::{Answer, json};
-use crate::local::api::fault::Fault;
-use crate::local::api::service::Service;
-use crate::local::http::{Refusal, Reply, Request};
+use super::fault::Fault;
+use super::{Answer, Call};
+use crate::local::http::{Refusal, Reply};
 
-pub(in crate::local) fn add_fault(service: &Service, request: &Request) -> Answer {
-    check_on(service)?;
-    let fault: Fault = json(request)?;
-    service.add_fault(fault)?;
+pub(super) fn add_fault(call: &Call) -> Answer {
+    check_on(call)?;
+    let fault: Fault = call.json()?;
+    call.service.add_fault(fault)?;
     Ok(Reply::empty())
 }
 
-pub(in crate::local) fn clear_faults(service: &Service) -> Answer {
-    check_on(service)?;
-    service.clear_faults();
+pub(super) fn clear_faults(call: &Call) -> Answer {
+    check_on(call)?;
+    call.service.clear_faults();
     Ok(Reply::empty())
 }
 
-fn check_on(service: &Service) -> Result<(), Refusal> {
-    if service.admin {
+fn check_on(call: &Call) -> Result<(), Refusal> {
+    if call.service.options.admin {
         return Ok(());
     }
     Err(Refusal::missing("the admin route is off"))

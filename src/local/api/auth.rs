@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -10,8 +10,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::json;
 
-use crate::local::api::routes::Route;
+use super::table::Access;
 use crate::local::http::{Refusal, Request};
+use crate::sync::lock;
 
 /// A credential, which never shows.
 #[derive(Clone)]
@@ -60,23 +61,22 @@ impl Auth {
         }
     }
 
-    pub(in crate::local) fn check(&self, route: Route, request: &Request) -> Result<(), Refusal> {
+    pub(super) fn check(&self, access: Access, request: &Request) -> Result<(), Refusal> {
         let given = request.header("x-api-key").or_else(|| {
             request
                 .header("authorization")
                 .and_then(|value| value.strip_prefix("Bearer "))
         });
-        match route {
-            // A signed link is its own credential.
-            Route::Healthz | Route::Download => Ok(()),
-            Route::ClientConfig | Route::AuthToken => self.check_key(given),
-            _ if self.jwt_lifetime.is_some() => self.check_jwt(given),
-            _ => self.check_key(given),
+        match access {
+            Access::Open => Ok(()),
+            Access::Key => self.check_key(given),
+            Access::Credential if self.jwt_lifetime.is_some() => self.check_jwt(given),
+            Access::Credential => self.check_key(given),
         }
     }
 
     /// Exchanges the credential of a request that passed [`check`](Self::check) for a token.
-    pub(in crate::local) fn issue(&self) -> Result<String, Refusal> {
+    pub(super) fn issue(&self) -> Result<String, Refusal> {
         let lifetime = self
             .jwt_lifetime
             .ok_or_else(|| Refusal::missing("this server does not exchange tokens"))?;
@@ -97,7 +97,7 @@ impl Auth {
             URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes()),
         );
         let now = Instant::now();
-        let mut issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut issued = lock(&self.issued);
         issued.retain(|_, expires| *expires > now);
         issued.insert(token.clone(), now + lifetime);
         Ok(token)
@@ -113,7 +113,7 @@ impl Auth {
     }
 
     fn check_jwt(&self, given: Option<&str>) -> Result<(), Refusal> {
-        let issued = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        let issued = lock(&self.issued);
         match given.and_then(|token| issued.get(token)) {
             Some(expires) if *expires > Instant::now() => Ok(()),
             Some(_) => Err(Refusal::unauthorized("the token has expired")),

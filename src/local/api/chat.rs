@@ -9,7 +9,7 @@ use crate::local::work::vocabulary::Vocabulary;
 
 /// What a chat request says about the conversation.
 #[derive(Debug, Default, Deserialize)]
-pub(in crate::local) struct Conversation {
+pub(super) struct Conversation {
     #[serde(default)]
     messages: Vec<Map<String, Value>>,
     /// Schemas of tools the model may call; only templates know how to put them.
@@ -27,7 +27,7 @@ impl Conversation {
     /// The built-in model's layout is known. Other models' is their template's business: without
     /// one, or without the feature that runs it, a guess could be wrong in ways that only show in
     /// the answers.
-    pub(in crate::local) fn render(mut self, vocabulary: &Vocabulary) -> Result<String, Refusal> {
+    pub(super) fn render(mut self, vocabulary: &Vocabulary) -> Result<String, Refusal> {
         if self.messages.is_empty() {
             return Err(Refusal::unprocessable("messages must not be empty"));
         }
@@ -85,7 +85,7 @@ impl Conversation {
 }
 
 /// The tokens that end an answer, beside the model's own end of sequence.
-pub(in crate::local) fn ends(vocabulary: &Vocabulary) -> Vec<u32> {
+pub(super) fn ends(vocabulary: &Vocabulary) -> Vec<u32> {
     match vocabulary {
         Vocabulary::Bytes => vec![builtin::IM_END],
         #[cfg(feature = "text")]

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use hyper::StatusCode;
 use hyper::header::{EXPIRES, LOCATION};
 
-use super::{Answer, json};
-use crate::local::api::service::Service;
+use super::{Answer, Call};
 use crate::local::engine::PeftFiles;
-use crate::local::http::{JSON, Refusal, Reply, Request};
+use crate::local::http::{JSON, Refusal, Reply};
 use crate::local::state::catalogue::Run;
 use crate::local::state::downloads::{self, Source};
-use crate::local::work::jobs::{self, checkpoint_path, expiry};
+use crate::local::state::now;
+use crate::local::work::checkpoints::{checkpoint_path, expiry};
 use crate::types::{CheckpointKind, ExternalWeightsUrls, TinkerPath};
 use crate::wire::reply::CopyWeightsReply;
 use crate::wire::request::{CopyWeightsRequest, SetTtlRequest};
@@ -20,68 +20,63 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG: &str = "adapter_config.json";
 const ARCHIVE: &str = "checkpoint.tar";
 
-/// The checkpoint a path of the API names.
-fn path(run: &str, id: &str) -> Result<TinkerPath, Refusal> {
+/// The checkpoint the path of a request names.
+fn path(call: &Call) -> Result<TinkerPath, Refusal> {
+    let (run, id) = (call.segment(0), call.segment(1));
     format!("{}{run}/{id}", TinkerPath::PREFIX)
         .parse()
         .map_err(|_| Refusal::missing(format!("no such checkpoint: {id}")))
 }
 
-pub(in crate::local) fn delete(service: &Service, run: &str, id: &str) -> Answer {
-    let path = path(run, id)?;
-    service.catalogue.delete(&path)?;
-    service.samplers.forget(&path);
-    service
-        .ledger
-        .note(jobs::now(), "checkpoint_deleted", &path);
+pub(super) fn delete(call: &Call) -> Answer {
+    let path = path(call)?;
+    call.state().catalogue.delete(&path)?;
+    call.work().adapters.forget(&path);
+    call.state().ledger.note(now(), "checkpoint_deleted", &path);
     Ok(Reply::empty())
 }
 
+pub(super) fn publish(call: &Call) -> Answer {
+    set_public(call, true)
+}
+
+pub(super) fn unpublish(call: &Call) -> Answer {
+    set_public(call, false)
+}
+
 /// Publishing twice is refused with a 400: a 409 would be repeated for minutes.
-pub(in crate::local) fn publish(service: &Service, run: &str, id: &str, public: bool) -> Answer {
-    let path = path(run, id)?;
+fn set_public(call: &Call, public: bool) -> Answer {
+    let path = path(call)?;
     let (word, event) = if public {
         ("public", "checkpoint_published")
     } else {
         ("private", "checkpoint_unpublished")
     };
-    if service.catalogue.find(&path)?.public == public {
+    if call.state().catalogue.find(&path)?.public == public {
         return Err(Refusal::bad(format!("{path} is already {word}")));
     }
-    service.catalogue.edit(&path, |c| c.public = public)?;
-    service.ledger.note(jobs::now(), event, &path);
+    call.state().catalogue.edit(&path, |c| c.public = public)?;
+    call.state().ledger.note(now(), event, &path);
     Ok(Reply::empty())
 }
 
-pub(in crate::local) fn set_ttl(
-    service: &Service,
-    run: &str,
-    id: &str,
-    request: &Request,
-) -> Answer {
-    let path = path(run, id)?;
-    let wanted: SetTtlRequest = json(request)?;
+pub(super) fn set_ttl(call: &Call) -> Answer {
+    let path = path(call)?;
+    let wanted: SetTtlRequest = call.json()?;
     let expires_at = expiry(wanted.ttl_seconds).map_err(|error| Refusal::bad(error.to_string()))?;
-    service
+    call.state()
         .catalogue
         .edit(&path, |checkpoint| checkpoint.expires_at = expires_at)?;
-    service
-        .ledger
-        .note(jobs::now(), "checkpoint_ttl_set", &path);
+    call.state().ledger.note(now(), "checkpoint_ttl_set", &path);
     Ok(Reply::empty())
 }
 
 /// One archive file, behind a redirect as in the JSON era.
-pub(in crate::local) fn archive(
-    service: &Service,
-    run: &str,
-    id: &str,
-    request: &Request,
-) -> Answer {
-    let path = path(run, id)?;
-    service.catalogue.find(&path)?;
+pub(super) fn archive(call: &Call) -> Answer {
+    let path = path(call)?;
+    call.state().catalogue.find(&path)?;
     let source = Source::Checkpoint(path);
-    let link = service.downloads.link(request, jobs::now(), source);
+    let link = call.state().downloads.link(&call.server(), now(), source);
     let expires = link.expires.strftime("%a, %d %b %Y %H:%M:%S GMT");
     Ok(Reply::empty()
         .with_status(StatusCode::FOUND)
@@ -89,21 +84,16 @@ pub(in crate::local) fn archive(
         .with_header(EXPIRES, &expires.to_string()))
 }
 
-pub(in crate::local) fn external_urls(
-    service: &Service,
-    run: &str,
-    id: &str,
-    request: &Request,
-) -> Answer {
-    let path = path(run, id)?;
-    service.catalogue.find(&path)?;
+pub(super) fn external_urls(call: &Call) -> Answer {
+    let path = path(call)?;
+    call.state().catalogue.find(&path)?;
     if path.kind() != CheckpointKind::External {
         return Err(Refusal::bad(format!(
             "{path} was not saved for other programs"
         )));
     }
     let source = Source::Checkpoint(path);
-    let link = service.downloads.link(request, jobs::now(), source);
+    let link = call.state().downloads.link(&call.server(), now(), source);
     let urls = [WEIGHTS, CONFIG].map(|file| (file.to_owned(), link.to(file)));
     Ok(Reply::json(&ExternalWeightsUrls {
         urls: BTreeMap::from(urls),
@@ -112,46 +102,48 @@ pub(in crate::local) fn external_urls(
 }
 
 /// What a link leads to.
-pub(in crate::local) fn download(service: &Service, token: &str, file: &str) -> Answer {
+pub(super) fn download(call: &Call) -> Answer {
     const BINARY: &str = "application/octet-stream";
-    let path = match service.downloads.find(token, jobs::now())? {
-        Source::Document(bytes) => return Ok(Reply::new(JSON, bytes)),
-        Source::Checkpoint(path) => path,
+    let (token, file) = (call.segment(0), call.segment(1));
+    let path = match call.state().downloads.find(token, now()) {
+        Some(Source::Document(bytes)) => return Ok(Reply::new(JSON, bytes)),
+        Some(Source::Checkpoint(path)) => path,
+        None => return Err(Refusal::missing("the link has expired")),
     };
-    let PeftFiles { config, weights } = peft(service, &path)?;
+    let PeftFiles { config, weights } = peft(call, &path)?;
     match file {
         WEIGHTS => Ok(Reply::new(BINARY, weights)),
         CONFIG => Ok(Reply::new(JSON, config)),
         ARCHIVE => {
             let files = [(WEIGHTS, &weights[..]), (CONFIG, config.as_bytes())];
-            let archive = downloads::tar(&files, jobs::now());
+            let archive = downloads::tar(&files, now());
             Ok(Reply::new("application/x-tar", archive))
         }
         _ => Err(Refusal::missing(format!("no such file: {file}"))),
     }
 }
 
-fn peft(service: &Service, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
-    let checkpoint = service.catalogue.find(path)?;
-    let adapter = service.samplers.load(service, path)?;
+fn peft(call: &Call, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
+    let checkpoint = call.state().catalogue.find(path)?;
+    let adapter = call.work().adapters.load(call.work(), path)?;
     Ok(adapter.to_peft(&checkpoint.base_model)?)
 }
 
 /// Copies a checkpoint into a run of its own.
 ///
 /// Repeated attempts carry the same idempotency key, which names the run, so they find the copy.
-pub(in crate::local) fn copy(service: &Service, request: &Request) -> Answer {
-    let wanted: CopyWeightsRequest<'_> = json(request)?;
+pub(super) fn copy(call: &Call) -> Answer {
+    let wanted: CopyWeightsRequest<'_> = call.json()?;
     let source: TinkerPath = wanted.source_path.parse()?;
-    let mut checkpoint = service.catalogue.find(&source)?;
+    let mut checkpoint = call.state().catalogue.find(&source)?;
     let (session_id, run_id) = match (wanted.session_id, wanted.model_seq_id) {
         (Some(session), Some(number)) => {
-            service.sessions.touch(&session)?;
+            call.state().sessions.touch(&session)?;
             let run_id = format!("{session}:train:{number}");
             (session.into_owned(), run_id)
         }
         _ => {
-            let key = request.header("x-idempotency-key").map(str::to_owned);
+            let key = call.request.header("x-idempotency-key").map(str::to_owned);
             let key = key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
             let session = format!("copy-{key}");
             let run_id = format!("{session}:train:0");
@@ -159,9 +151,9 @@ pub(in crate::local) fn copy(service: &Service, request: &Request) -> Answer {
         }
     };
     let path = checkpoint_path(&run_id, source.kind(), source.name())?;
-    if service.catalogue.checkpoint(&path).is_none() {
-        let now = jobs::now();
-        service.catalogue.add_run(Run {
+    if call.state().catalogue.checkpoint(&path).is_none() {
+        let now = now();
+        call.state().catalogue.add_run(Run {
             id: run_id,
             session_id,
             base_model: checkpoint.base_model.clone(),
@@ -171,15 +163,17 @@ pub(in crate::local) fn copy(service: &Service, request: &Request) -> Answer {
             corrupted: false,
             user_metadata: None,
         })?;
-        let weights = service.catalogue.weights(&source)?;
+        let weights = call.state().catalogue.weights(&source)?;
         checkpoint.path = path.clone();
         checkpoint.time = now;
         checkpoint.public = false;
         checkpoint.expires_at =
             expiry(wanted.ttl_seconds).map_err(|error| Refusal::bad(error.to_string()))?;
         checkpoint.project_id = wanted.destination_project_id.map(|id| id.into_owned());
-        service.catalogue.add_checkpoint(checkpoint, &weights)?;
-        service.ledger.note(now, "checkpoint_copied", &path);
+        call.state()
+            .catalogue
+            .add_checkpoint(checkpoint, &weights)?;
+        call.state().ledger.note(now, "checkpoint_copied", &path);
     }
     Ok(Reply::json(&CopyWeightsReply {
         tinker_path: path.to_string(),

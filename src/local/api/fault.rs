@@ -176,7 +176,7 @@ impl Fault {
 
 /// The faults in force, with what each has seen and done so far.
 #[derive(Debug, Default)]
-pub(in crate::local) struct Faults(Vec<Armed>);
+pub(super) struct Faults(Vec<Armed>);
 
 #[derive(Debug)]
 struct Armed {
@@ -186,7 +186,7 @@ struct Armed {
 }
 
 impl Faults {
-    pub(in crate::local) fn add(&mut self, fault: Fault) {
+    pub(super) fn add(&mut self, fault: Fault) {
         self.0.push(Armed {
             fault,
             seen: 0,
@@ -194,12 +194,12 @@ impl Faults {
         });
     }
 
-    pub(in crate::local) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
     /// What goes wrong with this request, if anything.
-    pub(in crate::local) fn strike(&mut self, endpoint: &str) -> Option<FaultKind> {
+    pub(super) fn strike(&mut self, endpoint: &str) -> Option<FaultKind> {
         let mut hit = None;
         for armed in &mut self.0 {
             if armed.matches(endpoint) && armed.decide() && hit.is_none() {

@@ -2,9 +2,8 @@
 
 use serde_json::json;
 
-use super::{Answer, json as body};
-use crate::local::api::service::Service;
-use crate::local::http::{JSON, PROTOBUF, Refusal, Reply, Request};
+use super::{Answer, Call};
+use crate::local::http::{JSON, PROTOBUF, Refusal, Reply};
 use crate::local::state::futures::{Look, Outcome};
 use crate::wire::dialect::encode_sample_json;
 use crate::wire::output::decode_forward_backward_proto;
@@ -15,13 +14,14 @@ use crate::wire::request::{
 use crate::wire::sample::decode_sample_proto;
 
 /// Waits for one result, as long as a poll is held.
-pub(in crate::local) async fn retrieve(service: &Service, request: &Request) -> Answer {
-    let wanted: RetrieveFutureRequest<'_> = body(request)?;
+pub(super) async fn retrieve(call: Call) -> Answer {
+    let wanted: RetrieveFutureRequest<'_> = call.json()?;
     let id = wanted.request_id.as_ref();
-    let until = tokio::time::Instant::now() + service.long_poll;
+    let options = &call.service.options;
+    let until = tokio::time::Instant::now() + options.long_poll;
     let look = tokio::select! {
-        look = service.futures.wait(id, until) => look,
-        () = service.stopping() => service.futures.look(id),
+        look = call.state().futures.wait(id, until) => look,
+        () = call.state().stopping() => call.state().futures.look(id),
     };
     let outcome = match look {
         Look::Done(outcome) => outcome,
@@ -30,15 +30,15 @@ pub(in crate::local) async fn retrieve(service: &Service, request: &Request) -> 
         Look::Unknown => return Err(Refusal::gone(format!("no such request: {id}"))),
     };
     let size = outcome.size();
-    if wanted.allow_metadata_only && size > service.metadata_only_above {
+    if wanted.allow_metadata_only && size > options.metadata_only_above {
         return Ok(Reply::json(&json!({
             "status": "complete_metadata",
             "request_id": id,
             "response_payload_size": size,
         })));
     }
-    service.futures.sent(id);
-    render(request, outcome)
+    call.state().futures.sent(id);
+    render(&call, outcome)
 }
 
 fn pending(id: &str, paused: Option<String>) -> Reply {
@@ -55,8 +55,8 @@ fn pending(id: &str, paused: Option<String>) -> Reply {
 }
 
 /// Protobuf for those who accept it, JSON for the rest.
-fn render(request: &Request, outcome: Outcome) -> Answer {
-    let accepts_protobuf = is_protobuf(request.header("accept"));
+fn render(call: &Call, outcome: Outcome) -> Answer {
+    let accepts_protobuf = is_protobuf(call.request.header("accept"));
     match outcome {
         Outcome::Failed { message, category } => Ok(Reply::json(&json!({
             "error": message,
@@ -78,21 +78,24 @@ fn render(request: &Request, outcome: Outcome) -> Answer {
 }
 
 /// Waits for the next completions of one sampler's client.
-pub(in crate::local) async fn retrieve_many(service: &Service, request: &Request) -> Answer {
-    let wanted: RetrieveFuturesRequest<'_> = body(request)?;
-    service.futures.acknowledge(&wanted.retrieved_request_ids);
+pub(super) async fn retrieve_many(call: Call) -> Answer {
+    let wanted: RetrieveFuturesRequest<'_> = call.json()?;
+    call.state()
+        .futures
+        .acknowledge(&wanted.retrieved_request_ids);
+    let options = &call.service.options;
     let asked = wanted
         .timeout
         .and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
-    let hold = asked.map_or(service.long_poll, |asked| asked.min(service.long_poll));
+    let hold = asked.map_or(options.long_poll, |asked| asked.min(options.long_poll));
     let until = tokio::time::Instant::now() + hold;
     let channel = (
         wanted.target.sampling_session_id.into_owned(),
         wanted.target.cloned_sampler_id,
     );
     let (completions, cursor) = tokio::select! {
-        found = service.futures.completions(&channel, wanted.prev_cursor, until) => found,
-        () = service.stopping() => (Vec::new(), wanted.prev_cursor),
+        found = call.state().futures.completions(&channel, wanted.prev_cursor, until) => found,
+        () = call.state().stopping() => (Vec::new(), wanted.prev_cursor),
     };
     Ok(Reply::json(&CompletionsReply {
         completions,
@@ -100,8 +103,8 @@ pub(in crate::local) async fn retrieve_many(service: &Service, request: &Request
     }))
 }
 
-pub(in crate::local) fn cancel(service: &Service, request: &Request) -> Answer {
-    let wanted: CancelFutureRequest<'_> = body(request)?;
-    service.futures.cancel(&wanted.request_id);
+pub(super) fn cancel(call: &Call) -> Answer {
+    let wanted: CancelFutureRequest<'_> = call.json()?;
+    call.state().futures.cancel(&wanted.request_id);
     Ok(Reply::empty())
 }

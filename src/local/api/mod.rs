@@ -1,41 +1,156 @@
-//! The handlers: one short function per endpoint, grouped by subject.
+//! The handlers: one short function per endpoint, a file per noun. Here, and only here, what the
+//! other rooms say becomes a reply.
 
 pub(super) mod account;
 pub(super) mod admin;
 pub(super) mod auth;
-pub(super) mod chat;
+mod chat;
 pub(super) mod checkpoints;
 pub(super) mod fault;
+mod faults;
 pub(super) mod flags;
 pub(super) mod futures;
+pub(super) mod janitor;
 pub(super) mod openai;
 pub(super) mod records;
-pub(super) mod routes;
 pub(super) mod sampling;
 pub(super) mod service;
 pub(super) mod session;
 pub(super) mod sessions;
+mod table;
 pub(super) mod training;
 pub(super) mod weights;
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 
-use crate::local::api::routes::query;
-use crate::local::http::{Refusal, Reply, Request};
+use super::http::{Refusal, Reply, Request, query};
+use super::state::{State, StateError};
+use super::work::Workshop;
+use crate::error::Error;
 use crate::types::Cursor;
 use crate::wire::reply::FutureReply;
 use crate::wire::request::from_json;
+use service::Service;
+use table::{Endpoint, Handling};
+
+/// Bodies beyond this are decoded away from the thread that serves the connections.
+const INLINE_BYTES: usize = 16 << 10;
 
 /// What every handler answers.
-pub(super) type Answer = Result<Reply, Refusal>;
+type Answer = Result<Reply, Refusal>;
 
-/// Reads the body as JSON; 422 says what is wrong with it.
-fn json<'a, T: Deserialize<'a>>(request: &'a Request) -> Result<T, Refusal> {
-    // Structs would also be read from an array, field by field.
-    if request.body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
-        return Err(Refusal::unprocessable("the body must be a JSON object"));
+/// One request to one endpoint.
+#[derive(Debug)]
+struct Call {
+    service: Arc<Service>,
+    /// The template of the endpoint's path.
+    endpoint: &'static str,
+    segments: Vec<String>,
+    request: Request,
+}
+
+impl Call {
+    fn state(&self) -> &State {
+        &self.service.state
     }
-    Ok(from_json(&request.body)?)
+
+    fn work(&self) -> &Arc<Workshop> {
+        &self.service.work
+    }
+
+    /// What stands in the path at the template's placeholder of this number.
+    fn segment(&self, index: usize) -> &str {
+        &self.segments[index]
+    }
+
+    /// The value of a query parameter.
+    fn query(&self, name: &str) -> Option<String> {
+        query(&self.request.query, name)
+    }
+
+    /// Reads the body as JSON; 422 says what is wrong with it.
+    fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Refusal> {
+        let body = &self.request.body;
+        // Structs would also be read from an array, field by field.
+        if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+            return Err(Refusal::unprocessable("the body must be a JSON object"));
+        }
+        Ok(from_json(body)?)
+    }
+
+    /// The address the request was sent to, as its sender knows it.
+    fn server(&self) -> String {
+        let host = self.request.header("host").unwrap_or("127.0.0.1");
+        format!("http://{host}")
+    }
+
+    /// The page of a list that the query asks for.
+    fn page<T>(&self, list: Vec<T>, default: u64) -> Result<(Vec<T>, Cursor), Refusal> {
+        let number = |name: &str, default: u64| match self.query(name) {
+            None => Ok(default),
+            Some(text) => text.parse::<u64>().map_err(|_| {
+                Refusal::unprocessable(format!("{name} must be a number, got {text:?}"))
+            }),
+        };
+        let cursor = Cursor {
+            offset: number("offset", 0)?,
+            limit: number("limit", default)?,
+            total_count: list.len() as u64,
+        };
+        let (offset, limit) = (
+            usize::try_from(cursor.offset).unwrap_or(usize::MAX),
+            usize::try_from(cursor.limit).unwrap_or(usize::MAX),
+        );
+        Ok((list.into_iter().skip(offset).take(limit).collect(), cursor))
+    }
+}
+
+/// Runs the handler where it belongs.
+async fn dispatch(endpoint: &'static Endpoint, call: Call) -> Reply {
+    let makes_future = matches!(endpoint.handling, Handling::Future(_));
+    // What makes a future is late with its result instead.
+    if let Some(latency) = call
+        .state()
+        .latency(endpoint.template)
+        .filter(|_| !makes_future)
+    {
+        tokio::time::sleep(latency).await;
+    }
+    let large = call.request.body.len() > INLINE_BYTES;
+    let answer = match endpoint.handling {
+        Handling::Waiting(handler) => handler(call).await,
+        Handling::Quick(handler) | Handling::Future(handler) if !large => handler(&call),
+        Handling::Quick(handler) | Handling::Future(handler) | Handling::Heavy(handler) => {
+            tokio::task::spawn_blocking(move || handler(&call))
+                .await
+                .unwrap_or_else(|_| Err(Refusal::internal("the handler failed")))
+        }
+    };
+    answer.unwrap_or_else(Reply::from)
+}
+
+impl From<StateError> for Refusal {
+    fn from(error: StateError) -> Self {
+        match error {
+            StateError::Missing(detail) => Self::missing(detail),
+            StateError::Ended(detail) => Self::gone(detail),
+            StateError::Refused(detail) => Self::bad(detail),
+            StateError::Conflict(detail) => Self::conflict(detail),
+            StateError::Full(detail) => Self::busy(detail),
+            StateError::Other(error) => error.into(),
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match &error {
+            Error::Invalid(_) => Self::unprocessable(error.to_string()),
+            _ => Self::internal(error.to_string()),
+        }
+    }
 }
 
 /// Says that a request was accepted.
@@ -45,24 +160,4 @@ fn future(request_id: String, model_id: Option<String>) -> Reply {
         model_id,
         sample_sequence_ids: None,
     })
-}
-
-/// The page of a list that the query asks for.
-fn page<T>(request: &Request, list: Vec<T>, default: u64) -> Result<(Vec<T>, Cursor), Refusal> {
-    let number = |name: &str, default: u64| match query(&request.query, name) {
-        None => Ok(default),
-        Some(text) => text
-            .parse::<u64>()
-            .map_err(|_| Refusal::unprocessable(format!("{name} must be a number, got {text:?}"))),
-    };
-    let cursor = Cursor {
-        offset: number("offset", 0)?,
-        limit: number("limit", default)?,
-        total_count: list.len() as u64,
-    };
-    let (offset, limit) = (
-        usize::try_from(cursor.offset).unwrap_or(usize::MAX),
-        usize::try_from(cursor.limit).unwrap_or(usize::MAX),
-    );
-    Ok((list.into_iter().skip(offset).take(limit).collect(), cursor))
 }

@@ -1,20 +1,19 @@
 //! The OpenAI-compatible endpoints: what a request means and how its answer looks.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use super::chat::{self, Conversation};
 use super::sampling::new_sampler;
-use super::{Answer, json as body};
-use crate::local::api::chat::{self, Conversation};
-use crate::local::api::service::Service;
+use super::{Answer, Call};
 use crate::local::engine;
-use crate::local::http::{Refusal, Reply, Request};
+use crate::local::http::{Refusal, Reply};
+use crate::local::state::now;
 use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
-use crate::local::work::jobs;
 use crate::types::{CheckpointKind, TinkerPath};
 
 /// What both endpoints take. Unknown fields are ignored, as other servers do.
@@ -76,10 +75,10 @@ pub(in crate::local) enum Style {
 }
 
 /// The base and everything saved for sampling.
-pub(in crate::local) fn models(service: &Service) -> Answer {
+pub(super) fn models(call: &Call) -> Answer {
     let model = |id: String, created: i64| json!({"id": id, "object": "model", "created": created, "owned_by": "local"});
-    let mut data = vec![model(service.base_model.clone(), 0)];
-    for checkpoint in service.catalogue.checkpoints(None) {
+    let mut data = vec![model(call.work().base_model.clone(), 0)];
+    for checkpoint in call.state().catalogue.checkpoints(None) {
         if checkpoint.path.kind() == CheckpointKind::Sampler {
             let id = checkpoint.path.to_string();
             data.push(model(id, checkpoint.time.as_second()));
@@ -89,12 +88,8 @@ pub(in crate::local) fn models(service: &Service) -> Answer {
 }
 
 /// `completions` and `chat/completions`, whole or streamed. Errors have OpenAI's shape.
-pub(in crate::local) async fn complete(
-    service: &Arc<Service>,
-    request: &Request,
-    style: Style,
-) -> Answer {
-    match try_complete(service, request, style).await {
+pub(super) async fn complete(call: Call, style: Style) -> Answer {
+    match try_complete(&call, style).await {
         Ok(reply) => Ok(reply),
         Err(Refusal { status, detail }) => {
             let error = json!({"message": detail, "type": "invalid_request_error"});
@@ -103,10 +98,10 @@ pub(in crate::local) async fn complete(
     }
 }
 
-async fn try_complete(service: &Arc<Service>, request: &Request, style: Style) -> Answer {
-    let wanted: Wanted = body(request)?;
+async fn try_complete(call: &Call, style: Style) -> Answer {
+    let wanted: Wanted = call.json()?;
     let shape = Shape::new(&wanted, style);
-    let generation = generation(service, wanted, style)?;
+    let generation = generation(call, wanted, style)?;
     let prompt_tokens = generation.prompt_tokens();
     if shape.stream {
         let (sender, chunks) = mpsc::unbounded_channel();
@@ -115,11 +110,11 @@ async fn try_complete(service: &Arc<Service>, request: &Request, style: Style) -
             shape,
             prompt_tokens,
         };
-        generate(service, generation, stream);
+        generate(call.work(), generation, stream);
         return Ok(Reply::stream("text/event-stream", chunks));
     }
     let (sender, result) = oneshot::channel();
-    generate(service, generation, Whole(Mutex::new(Some(sender))));
+    generate(call.work(), generation, Whole(Mutex::new(Some(sender))));
     let choices = result
         .await
         .map_err(|_| Refusal::internal("the engine failed"))?;
@@ -185,21 +180,23 @@ fn usage(prompt: usize, completion: usize) -> Value {
 }
 
 /// What is to be sampled.
-fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Generation, Refusal> {
+fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, Refusal> {
     let id = uuid::Uuid::new_v4().to_string();
     let (base, path) = if wanted.model.starts_with(TinkerPath::PREFIX) {
         (None, Some(wanted.model.as_str()))
     } else {
         (Some(wanted.model.as_str()), None)
     };
-    let sampler = new_sampler(service, id, "openai".to_owned(), base, path)?;
+    let sampler = new_sampler(call, id, "openai".to_owned(), base, path)?;
     let encode = |text: &str| {
-        let tokens = service.vocabulary.encode(text);
+        let tokens = call.work().vocabulary.encode(text);
         tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
     };
-    let config = service.base.config();
+    let config = call.work().base.config();
     let prompts = match (style, wanted.prompt) {
-        (Style::Chat, _) => vec![encode(&wanted.conversation.render(&service.vocabulary)?)?],
+        (Style::Chat, _) => vec![encode(
+            &wanted.conversation.render(&call.work().vocabulary)?,
+        )?],
         (Style::Completion, Some(Prompt::Text(text))) => vec![encode(&text)?],
         (Style::Completion, Some(Prompt::Texts(texts))) => texts
             .iter()
@@ -216,7 +213,7 @@ fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Ge
     };
     let mut end = config.eos.clone();
     if style == Style::Chat {
-        end.extend(chat::ends(&service.vocabulary));
+        end.extend(chat::ends(&call.work().vocabulary));
     }
     let requests = prompts
         .into_iter()
@@ -233,7 +230,7 @@ fn generation(service: &Arc<Service>, wanted: Wanted, style: Style) -> Result<Ge
                 tokens: end.clone(),
                 strings: stops.clone(),
             };
-            request.check(&service.base).map(|()| request)
+            request.check(&call.work().base).map(|()| request)
         })
         .collect::<crate::Result<_>>()
         .map_err(|error| Refusal::bad(error.to_string()))?;
@@ -265,7 +262,7 @@ impl Shape {
             style,
             id: format!("{prefix}-{}", uuid::Uuid::new_v4().simple()),
             model: wanted.model.clone(),
-            created: jobs::now().as_second(),
+            created: now().as_second(),
             stream: wanted.stream,
             include_usage: wanted
                 .stream_options

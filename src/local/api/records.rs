@@ -4,35 +4,34 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::{Answer, page};
-use crate::local::api::service::Service;
-use crate::local::http::{Reply, Request};
+use super::{Answer, Call};
+use crate::local::http::Reply;
 use crate::local::state::catalogue::{Checkpoint, Run};
 use crate::types::{self, CheckpointKind, CheckpointPage, TrainingRun, TrainingRunPage};
 
 /// Who owns everything here.
 pub(super) const OWNER: &str = "local";
 
-pub(in crate::local) fn runs(service: &Service, request: &Request) -> Answer {
-    let mut runs = service.catalogue.runs();
-    if let Some(project) = crate::local::api::routes::query(&request.query, "project_id") {
-        runs.retain(|run| service.project_of(&run.session_id).as_ref() == Some(&project));
+pub(super) fn runs(call: &Call) -> Answer {
+    let mut runs = call.state().catalogue.runs();
+    if let Some(project) = call.query("project_id") {
+        runs.retain(|run| call.state().project_of(&run.session_id).as_ref() == Some(&project));
     }
-    let (runs, cursor) = page(request, runs, 20)?;
+    let (runs, cursor) = call.page(runs, 20)?;
     Ok(Reply::json(&TrainingRunPage {
-        training_runs: runs.into_iter().map(|run| describe(service, run)).collect(),
+        training_runs: runs.into_iter().map(|run| describe(call, run)).collect(),
         cursor,
     }))
 }
 
-pub(in crate::local) fn run(service: &Service, id: &str) -> Answer {
-    let run = service.catalogue.run(id)?;
-    Ok(Reply::json(&describe(service, run)))
+pub(super) fn run(call: &Call) -> Answer {
+    let run = call.state().catalogue.run(call.segment(0))?;
+    Ok(Reply::json(&describe(call, run)))
 }
 
-fn describe(service: &Service, run: Run) -> TrainingRun {
+fn describe(call: &Call, run: Run) -> TrainingRun {
     let last = |kind| {
-        let checkpoint = service.catalogue.last_checkpoint(&run.id, kind);
+        let checkpoint = call.state().catalogue.last_checkpoint(&run.id, kind);
         checkpoint.map(checkpoint_record)
     };
     TrainingRun {
@@ -74,18 +73,19 @@ fn checkpoint_record(checkpoint: Checkpoint) -> types::Checkpoint {
     }
 }
 
-pub(in crate::local) fn run_checkpoints(service: &Service, id: &str) -> Answer {
-    service.catalogue.run(id)?;
-    let list = service.catalogue.checkpoints(Some(id));
+pub(super) fn run_checkpoints(call: &Call) -> Answer {
+    let id = call.segment(0);
+    call.state().catalogue.run(id)?;
+    let list = call.state().catalogue.checkpoints(Some(id));
     Ok(Reply::json(&CheckpointPage {
         checkpoints: list.into_iter().map(checkpoint_record).collect(),
         cursor: None,
     }))
 }
 
-pub(in crate::local) fn checkpoints(service: &Service, request: &Request) -> Answer {
-    let list = service.catalogue.checkpoints(None);
-    let (list, cursor) = page(request, list, 100)?;
+pub(super) fn checkpoints(call: &Call) -> Answer {
+    let list = call.state().catalogue.checkpoints(None);
+    let (list, cursor) = call.page(list, 100)?;
     Ok(Reply::json(&CheckpointPage {
         checkpoints: list.into_iter().map(checkpoint_record).collect(),
         cursor: Some(cursor),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::training::check_base_model;
-use super::{Answer, json};
-use crate::local::api::service::Service;
-use crate::local::http::{Refusal, Reply, Request};
-use crate::local::state::samplers::{self, Sampler};
-use crate::local::work::convert;
+use super::{Answer, Call};
+use crate::local::http::{Refusal, Reply};
+use crate::local::state::samplers::Sampler;
+use crate::local::work::samples;
+use crate::local::work::{convert, jobs};
 use crate::types::{CheckpointKind, SamplerInfo, TinkerPath};
 use crate::wire::reply::{CreateSamplingSessionReply, FutureReply, JoinSamplingSessionReply};
 use crate::wire::request::{
@@ -18,20 +18,20 @@ use crate::wire::request::{
 /// Clients of one sampling session number their requests from this multiple of their own number.
 const CLONE_STRIDE: u64 = 1_000_000_000;
 
-pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
-    let wanted: CreateSamplingSessionRequest<'_> = json(request)?;
+pub(super) fn create(call: &Call) -> Answer {
+    let wanted: CreateSamplingSessionRequest<'_> = call.json()?;
     let number = wanted.sampling_session_seq_id;
     let id = format!("{}:sample:{number}", wanted.session_id);
-    service.sessions.touch(&wanted.session_id)?;
-    if service.samplers.get(&id).is_err() {
+    call.state().sessions.touch(&wanted.session_id)?;
+    if call.state().samplers.get(&id).is_err() {
         let sampler = new_sampler(
-            service,
+            call,
             id.clone(),
             wanted.session_id.into_owned(),
             wanted.base_model.as_deref(),
             wanted.model_path.as_deref(),
         )?;
-        service.add_sampler(number, sampler);
+        call.state().add_sampler(number, sampler);
     }
     Ok(Reply::json(&CreateSamplingSessionReply {
         sampling_session_id: id,
@@ -41,25 +41,25 @@ pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
 
 /// A sampler of the base, or of a checkpoint.
 pub(super) fn new_sampler(
-    service: &Service,
+    call: &Call,
     id: String,
     session_id: String,
     base_model: Option<&str>,
     model_path: Option<&str>,
 ) -> Result<Sampler, Refusal> {
     if let Some(name) = base_model {
-        check_base_model(service, name)?;
+        check_base_model(call, name)?;
     }
     let (path, adapter) = match (model_path, base_model) {
         (Some(path), _) => {
             let path: TinkerPath = path
                 .parse()
                 .map_err(|error: crate::Error| Refusal::bad(error.to_string()))?;
-            service.catalogue.find(&path)?;
+            call.state().catalogue.find(&path)?;
             if path.kind() == CheckpointKind::External {
                 return Err(Refusal::bad("external weights are for other programs"));
             }
-            let adapter = service.samplers.load(service, &path)?;
+            let adapter = call.work().adapters.load(call.work(), &path)?;
             (Some(path), Some(adapter))
         }
         (None, Some(_)) => (None, None),
@@ -68,36 +68,36 @@ pub(super) fn new_sampler(
             return Err(Refusal::unprocessable(detail));
         }
     };
-    let base_model = service.base_model.clone();
+    let base_model = call.work().base_model.clone();
     Ok(Sampler::new(id, session_id, base_model, path, adapter))
 }
 
-pub(in crate::local) fn join(service: &Service, request: &Request) -> Answer {
-    let wanted: JoinSamplingSessionRequest<'_> = json(request)?;
-    let sampler = service.samplers.get(&wanted.sampling_session_id)?;
+pub(super) fn join(call: &Call) -> Answer {
+    let wanted: JoinSamplingSessionRequest<'_> = call.json()?;
+    let sampler = call.state().samplers.get(&wanted.sampling_session_id)?;
     Ok(Reply::json(&JoinSamplingSessionReply {
         client_counter: sampler.join(),
         ..JoinSamplingSessionReply::default()
     }))
 }
 
-pub(in crate::local) fn sampler(service: &Service, id: &str) -> Answer {
-    let sampler = service.samplers.get(id)?;
+pub(super) fn sampler(call: &Call) -> Answer {
+    let sampler = call.state().samplers.get(call.segment(0))?;
     Ok(Reply::json(&SamplerInfo {
         sampler_id: sampler.id.as_str().into(),
         base_model: sampler.base_model.clone(),
         model_path: sampler.model_path.as_ref().map(TinkerPath::to_string),
-        tokenizer_id: Some(service.tokenizer.display().to_string()),
+        tokenizer_id: Some(call.work().tokenizer.display().to_string()),
     }))
 }
 
 /// Accepts a sample. The same number of the same session is the same sample.
-pub(in crate::local) fn sample(service: &Arc<Service>, request: &Request) -> Answer {
-    let wanted: AsampleRequest<'_> = json(request)?;
+pub(super) fn sample(call: &Call) -> Answer {
+    let wanted: AsampleRequest<'_> = call.json()?;
     let (sampler, request_id, channel) = match (&wanted.sampling_session_id, wanted.seq_id) {
         (Some(id), number) => {
-            let sampler = service.samplers.get(id)?;
-            service.sessions.touch(&sampler.session_id)?;
+            let sampler = call.state().samplers.get(id)?;
+            call.state().sessions.touch(&sampler.session_id)?;
             match number {
                 Some(number) => {
                     let request_id = format!("{id}:{number}");
@@ -110,7 +110,7 @@ pub(in crate::local) fn sample(service: &Arc<Service>, request: &Request) -> Ans
         (None, _) => {
             let id = uuid::Uuid::new_v4().to_string();
             let sampler = new_sampler(
-                service,
+                call,
                 id.clone(),
                 String::new(),
                 wanted.base_model.as_deref(),
@@ -126,22 +126,23 @@ pub(in crate::local) fn sample(service: &Arc<Service>, request: &Request) -> Ans
         model_id: None,
         sample_sequence_ids: Some(sequence_ids.collect()),
     });
-    if service.futures.is_open(&request_id) {
+    if call.state().futures.is_open(&request_id) {
         return Ok(reply);
     }
-    if service.samplers.pending() >= service.max_pending_samples {
+    if call.state().samplers.pending() >= call.service.options.max_pending_samples {
         return Err(Refusal::busy("too many samples are waiting"));
     }
     let cancelled = Arc::new(AtomicBool::new(false));
-    let opened = service
+    let opened = call
+        .state()
         .futures
         .open(&request_id, channel, Some(cancelled.clone()));
     if opened {
-        match convert::sample_request(&wanted, service.base.config()) {
-            Ok(request) => samplers::submit(service, sampler, request_id, request, cancelled),
+        match convert::sample_request(&wanted, call.work().base.config()) {
+            Ok(request) => samples::submit(call.work(), sampler, request_id, request, cancelled),
             Err(error) => {
-                let outcome = crate::local::work::jobs::refusal(&error);
-                service.finish("asample", &request_id, outcome);
+                let outcome = jobs::refusal(&error);
+                call.state().finish("asample", &request_id, outcome);
             }
         }
     }

@@ -5,31 +5,38 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Answer, json as body};
-use crate::local::api::service::Service;
-use crate::local::http::{Reply, Request};
+use super::{Answer, Call};
+use crate::local::http::Reply;
+use crate::local::state::now;
 use crate::local::state::sessions::Session;
-use crate::local::work::jobs;
 use crate::types::{FinishReason, ServerCapabilities, SessionStatus, SupportedModel};
 use crate::wire::reply::{
     AuthTokenReply, CreateSessionReply, SessionHeartbeatReply, TelemetryReply,
 };
 use crate::wire::request::{CreateSessionRequest, SessionHeartbeatRequest};
 
-pub(in crate::local) fn healthz() -> Answer {
+pub(super) fn healthz(_: &Call) -> Answer {
     Ok(Reply::json(&json!({"status": "ok"})))
 }
 
-pub(in crate::local) fn token(service: &Service) -> Answer {
-    let jwt = service.auth.issue()?;
+pub(super) fn client_config(call: &Call) -> Answer {
+    Ok(Reply::json(call.service.flags.client()))
+}
+
+pub(super) fn dynamic_config(call: &Call) -> Answer {
+    Ok(Reply::json(call.service.flags.dynamic()))
+}
+
+pub(super) fn token(call: &Call) -> Answer {
+    let jwt = call.service.auth.issue()?;
     Ok(Reply::json(&AuthTokenReply { jwt }))
 }
 
-pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
-    let wanted: CreateSessionRequest<'_> = body(request)?;
+pub(super) fn create(call: &Call) -> Answer {
+    let wanted: CreateSessionRequest<'_> = call.json()?;
     let session = Session {
         id: uuid::Uuid::new_v4().to_string(),
-        created_at: jobs::now(),
+        created_at: now(),
         tags: wanted.tags.into_owned(),
         user_metadata: wanted.user_metadata.into_owned(),
         project_id: wanted.project_id.map(|id| id.into_owned()),
@@ -39,17 +46,17 @@ pub(in crate::local) fn create(service: &Service, request: &Request) -> Answer {
         samplers: BTreeMap::new(),
     };
     let session_id = session.id.clone();
-    service.catalogue.keep_session(&session)?;
-    service.sessions.add(session);
+    call.state().catalogue.keep_session(&session)?;
+    call.state().sessions.add(session);
     Ok(Reply::json(&CreateSessionReply {
         session_id,
         ..CreateSessionReply::default()
     }))
 }
 
-pub(in crate::local) fn heartbeat(service: &Service, request: &Request) -> Answer {
-    let wanted: SessionHeartbeatRequest<'_> = body(request)?;
-    service.sessions.touch(&wanted.session_id)?;
+pub(super) fn heartbeat(call: &Call) -> Answer {
+    let wanted: SessionHeartbeatRequest<'_> = call.json()?;
+    call.state().sessions.touch(&wanted.session_id)?;
     Ok(Reply::json(&SessionHeartbeatReply::default()))
 }
 
@@ -66,31 +73,31 @@ struct Reason {
     r#type: FinishReason,
 }
 
-pub(in crate::local) fn finish(service: &Service, id: &str, request: &Request) -> Answer {
-    let Finish { reason, detail } = body(request)?;
+pub(super) fn finish(call: &Call) -> Answer {
+    let Finish { reason, detail } = call.json()?;
     let status = SessionStatus::ClientFinished {
         reason: reason.r#type,
         detail,
     };
-    if let Some(session) = service.sessions.finish(id, status)? {
-        service.end_session(&session);
+    if let Some(session) = call.state().sessions.finish(call.segment(0), status)? {
+        call.state().end_session(&session);
     }
     Ok(Reply::empty())
 }
 
-pub(in crate::local) fn capabilities(service: &Service) -> Answer {
+pub(super) fn capabilities(call: &Call) -> Answer {
     Ok(Reply::json(&ServerCapabilities {
         supported_models: vec![SupportedModel {
-            model_name: Some(service.base_model.clone()),
-            max_context_length: Some(service.base.config().max_positions as u64),
+            model_name: Some(call.work().base_model.clone()),
+            max_context_length: Some(call.work().base.config().max_positions as u64),
             trainable: Some(true),
             sampleable: Some(true),
         }],
     }))
 }
 
-pub(in crate::local) fn telemetry(request: &Request) -> Answer {
-    let batch: Value = body(request)?;
+pub(super) fn telemetry(call: &Call) -> Answer {
+    let batch: Value = call.json()?;
     log::trace!("local server: telemetry {batch}");
     Ok(Reply::json(&TelemetryReply {
         status: "accepted".into(),

@@ -3,12 +3,11 @@
 use serde_json::json;
 
 use super::records::{OWNER, texts};
-use super::{Answer, json as body, page};
-use crate::local::api::service::Service;
-use crate::local::http::{Reply, Request};
+use super::{Answer, Call};
+use crate::local::http::{Refusal, Reply};
 use crate::local::state::downloads::Source;
+use crate::local::state::now;
 use crate::local::state::sessions::Session;
-use crate::local::work::jobs;
 use crate::types::{
     SearchOwner, SessionDetails, SessionSearch, SessionSearchCursor, SessionSearchPage,
     SessionStatus, SessionSummary, StatusQuery, TraceExport, TraceExportStatus,
@@ -18,37 +17,40 @@ use crate::wire::request::AssignProjectRequest;
 /// The project of sessions that were given none.
 const DEFAULT_PROJECT: &str = "default";
 
-pub(in crate::local) fn list(service: &Service, request: &Request) -> Answer {
-    let (sessions, _) = page(request, service.sessions.list(), 20)?;
+pub(super) fn list(call: &Call) -> Answer {
+    let (sessions, _) = call.page(call.state().sessions.list(), 20)?;
     let ids: Vec<String> = sessions.into_iter().map(|session| session.id).collect();
     Ok(Reply::json(&json!({ "sessions": ids })))
 }
 
-pub(in crate::local) fn get(service: &Service, id: &str) -> Answer {
-    let session = service.sessions.get(id)?;
+pub(super) fn get(call: &Call) -> Answer {
+    let id = call.segment(0);
+    let session = call.state().sessions.get(id)?;
     Ok(Reply::json(&SessionDetails {
-        training_run_ids: runs(service, id).into_iter().map(Into::into).collect(),
+        training_run_ids: runs(call, id).into_iter().map(Into::into).collect(),
         sampler_ids: session.samplers.into_values().map(Into::into).collect(),
         user_metadata: Some(texts(session.user_metadata)),
         display_name: session.display_name,
     }))
 }
 
-pub(in crate::local) fn assign_project(service: &Service, id: &str, request: &Request) -> Answer {
-    let wanted: AssignProjectRequest<'_> = body(request)?;
-    let session = service.sessions.edit(id, |session| {
+pub(super) fn assign_project(call: &Call) -> Answer {
+    let wanted: AssignProjectRequest<'_> = call.json()?;
+    let session = call.state().sessions.edit(call.segment(0), |session| {
         session.project_id = Some(wanted.project_id.into_owned());
     })?;
-    service.catalogue.keep_session(&session)?;
+    call.state().catalogue.keep_session(&session)?;
     Ok(Reply::empty())
 }
 
 /// The trace is made when it is asked for, so it is always ready.
-pub(in crate::local) fn trace(service: &Service, id: &str, request: &Request) -> Answer {
-    service.sessions.get(id)?;
-    let trace = service.traces.export(id).to_string();
+pub(super) fn trace(call: &Call) -> Answer {
+    let id = call.segment(0);
+    call.state().sessions.get(id)?;
+    let trace = serde_json::to_vec(&call.state().traces.export(id))
+        .map_err(|error| Refusal::internal(format!("the trace cannot be written: {error}")))?;
     let source = Source::Document(trace.into());
-    let link = service.downloads.link(request, jobs::now(), source);
+    let link = call.state().downloads.link(&call.server(), now(), source);
     Ok(Reply::json(&TraceExport {
         status: TraceExportStatus::Ready,
         url: Some(link.to("trace.pftrace")),
@@ -56,10 +58,10 @@ pub(in crate::local) fn trace(service: &Service, id: &str, request: &Request) ->
     }))
 }
 
-pub(in crate::local) fn search(service: &Service, request: &Request) -> Answer {
-    let search: SessionSearch = body(request)?;
+pub(super) fn search(call: &Call) -> Answer {
+    let search: SessionSearch = call.json()?;
     search.validate()?;
-    let mut found = service.sessions.list();
+    let mut found = call.state().sessions.list();
     found.retain(|session| matches(session, &search));
     let more = found.len() > search.limit as usize;
     found.truncate(search.limit as usize);
@@ -73,7 +75,7 @@ pub(in crate::local) fn search(service: &Service, request: &Request) -> Answer {
     Ok(Reply::json(&SessionSearchPage {
         sessions: found
             .into_iter()
-            .map(|session| summary(service, session))
+            .map(|session| summary(call, session))
             .collect(),
         next_cursor,
     }))
@@ -130,8 +132,8 @@ fn has_status(status: &SessionStatus, wanted: &StatusQuery) -> bool {
 }
 
 /// The training runs of a session, in the order they were created.
-fn runs(service: &Service, session_id: &str) -> Vec<String> {
-    let mut runs = service.catalogue.runs();
+fn runs(call: &Call, session_id: &str) -> Vec<String> {
+    let mut runs = call.state().catalogue.runs();
     runs.retain(|run| run.session_id == session_id);
     runs.sort_by_key(|run| run.created_at);
     runs.into_iter().map(|run| run.id).collect()
@@ -141,10 +143,10 @@ fn project_of(session: &Session) -> &str {
     session.project_id.as_deref().unwrap_or(DEFAULT_PROJECT)
 }
 
-fn summary(service: &Service, session: Session) -> SessionSummary {
-    let checkpoints: Vec<_> = runs(service, &session.id)
+fn summary(call: &Call, session: Session) -> SessionSummary {
+    let checkpoints: Vec<_> = runs(call, &session.id)
         .iter()
-        .flat_map(|run| service.catalogue.checkpoints(Some(run)))
+        .flat_map(|run| call.state().catalogue.checkpoints(Some(run)))
         .collect();
     SessionSummary {
         session_id: session.id.as_str().into(),

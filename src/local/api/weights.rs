@@ -1,12 +1,10 @@
 //! Checkpoints: saving and loading them, and what they are made of.
 
-use std::sync::Arc;
-
 use super::training::{check_base_model, check_optimizer, new_model};
-use super::{Answer, future, json};
-use crate::local::api::service::Service;
-use crate::local::http::{Refusal, Reply, Request};
-use crate::local::work::jobs::Work;
+use super::{Answer, Call, future};
+use crate::local::http::{Refusal, Reply};
+use crate::local::state::queue::Work;
+use crate::local::work::training;
 use crate::types::{CheckpointKind, OptimizerConfig, TinkerPath, WeightsInfo};
 use crate::wire::request::{
     LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,
@@ -14,8 +12,8 @@ use crate::wire::request::{
 };
 use crate::wire::route;
 
-pub(in crate::local) fn save(service: &Arc<Service>, request: &Request) -> Answer {
-    let wanted: SaveWeightsRequest<'_> = json(request)?;
+pub(super) fn save(call: &Call) -> Answer {
+    let wanted: SaveWeightsRequest<'_> = call.json()?;
     let work = Work::Save {
         kind: CheckpointKind::Training,
         name: wanted.path.map(|name| name.into_owned()),
@@ -24,11 +22,11 @@ pub(in crate::local) fn save(service: &Arc<Service>, request: &Request) -> Answe
         user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
     };
     let endpoint = route::SAVE_WEIGHTS.template;
-    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+    submit(call, &wanted.model_id, wanted.seq_id, endpoint, work)
 }
 
-pub(in crate::local) fn save_for_sampler(service: &Arc<Service>, request: &Request) -> Answer {
-    let wanted: SaveWeightsForSamplerRequest<'_> = json(request)?;
+pub(super) fn save_for_sampler(call: &Call) -> Answer {
+    let wanted: SaveWeightsForSamplerRequest<'_> = call.json()?;
     let work = match (wanted.path, wanted.sampling_session_seq_id) {
         (Some(name), None) => Work::Save {
             kind: CheckpointKind::Sampler,
@@ -47,11 +45,11 @@ pub(in crate::local) fn save_for_sampler(service: &Arc<Service>, request: &Reque
         }
     };
     let endpoint = route::SAVE_WEIGHTS_FOR_SAMPLER.template;
-    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+    submit(call, &wanted.model_id, wanted.seq_id, endpoint, work)
 }
 
-pub(in crate::local) fn save_external(service: &Arc<Service>, request: &Request) -> Answer {
-    let wanted: SaveWeightsExternalRequest<'_> = json(request)?;
+pub(super) fn save_external(call: &Call) -> Answer {
+    let wanted: SaveWeightsExternalRequest<'_> = call.json()?;
     if wanted.age_encryption_recipients.is_some() {
         return Err(Refusal::bad("this server does not encrypt weights"));
     }
@@ -63,12 +61,12 @@ pub(in crate::local) fn save_external(service: &Arc<Service>, request: &Request)
         user_metadata: None,
     };
     let endpoint = route::SAVE_WEIGHTS_EXTERNAL.template;
-    submit(service, &wanted.model_id, wanted.seq_id, endpoint, work)
+    submit(call, &wanted.model_id, wanted.seq_id, endpoint, work)
 }
 
 /// Into an existing model, or as the beginning of a new one.
-pub(in crate::local) fn load(service: &Arc<Service>, request: &Request) -> Answer {
-    let wanted: LoadWeightsRequest<'_> = json(request)?;
+pub(super) fn load(call: &Call) -> Answer {
+    let wanted: LoadWeightsRequest<'_> = call.json()?;
     let path: TinkerPath = wanted.path.parse()?;
     let optimizer = wanted.optimizer;
     let endpoint = route::LOAD_WEIGHTS.template;
@@ -78,19 +76,19 @@ pub(in crate::local) fn load(service: &Arc<Service>, request: &Request) -> Answe
     match (wanted.model_id, wanted.session_id, wanted.model_seq_id) {
         (Some(model_id), None, None) => {
             let work = Work::Load { path, optimizer };
-            submit(service, &model_id, wanted.seq_id, endpoint, work)
+            submit(call, &model_id, wanted.seq_id, endpoint, work)
         }
         (None, Some(session_id), Some(number)) => {
             if let Some(name) = &wanted.base_model {
-                check_base_model(service, name)?;
+                check_base_model(call, name)?;
             }
-            let lora = service.catalogue.find(&path)?.lora;
+            let lora = call.state().catalogue.find(&path)?.lora;
             let work = Work::CreateFrom {
                 path,
                 optimizer,
                 user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
             };
-            new_model(service, &session_id, number, lora, endpoint, work)
+            new_model(call, &session_id, number, lora, endpoint, work)
         }
         _ => Err(Refusal::unprocessable(
             "either model_id, or session_id and model_seq_id, are required",
@@ -98,10 +96,10 @@ pub(in crate::local) fn load(service: &Arc<Service>, request: &Request) -> Answe
     }
 }
 
-pub(in crate::local) fn info(service: &Service, request: &Request) -> Answer {
-    let wanted: WeightsInfoRequest<'_> = json(request)?;
+pub(super) fn info(call: &Call) -> Answer {
+    let wanted: WeightsInfoRequest<'_> = call.json()?;
     let path: TinkerPath = wanted.tinker_path.parse()?;
-    let checkpoint = service.catalogue.find(&path)?;
+    let checkpoint = call.state().catalogue.find(&path)?;
     Ok(Reply::json(&WeightsInfo {
         base_model: checkpoint.base_model,
         optimizer_config: OptimizerConfig::AdamW,
@@ -114,14 +112,14 @@ pub(in crate::local) fn info(service: &Service, request: &Request) -> Answer {
 }
 
 fn submit(
-    service: &Arc<Service>,
+    call: &Call,
     model_id: &str,
     number: Option<u64>,
     endpoint: &'static str,
     work: Work,
 ) -> Answer {
-    let model = service.models.get(model_id)?;
-    service.sessions.touch(&model.session_id)?;
-    let request_id = model.submit(service, number, endpoint, work)?;
+    let model = call.state().models.get(model_id)?;
+    call.state().sessions.touch(&model.session_id)?;
+    let request_id = training::submit(call.work(), &model, number, endpoint, work)?;
     Ok(future(request_id, Some(model.id.clone())))
 }

@@ -1,9 +1,11 @@
 //! The HTTP layer: one thread, one single-threaded runtime, many connections.
 
 mod connection;
+mod query;
 mod record;
 mod reply;
 
+use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,12 +16,12 @@ use hyper::{HeaderMap, Method};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 
+pub(super) use query::{percent_decode, query};
 pub use record::RecordedRequest;
 pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
 
 use crate::error::{Context, Error, Result};
-use crate::local::api::service::Service;
 
 /// How long open requests may take to end once the server stops.
 const GRACE: Duration = Duration::from_secs(3);
@@ -27,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Connections beyond the limit that still get an answer, at once.
 const OVERFLOW: usize = 128;
 
-/// A request, read whole.
+/// A request, read whole but where it says otherwise.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
@@ -42,6 +44,25 @@ impl Request {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
+}
+
+/// What the connections serve.
+pub(super) trait App: Send + Sync + 'static {
+    /// What a request turned out to be before its body was read.
+    type Ticket: Send;
+
+    /// Looks at a request whose body has not been read: who asks, and for what.
+    fn admit(&self, request: &Request) -> Result<Self::Ticket, Refusal>;
+
+    /// Answers a request that was let in.
+    fn answer(
+        self: Arc<Self>,
+        ticket: Self::Ticket,
+        request: Request,
+    ) -> impl Future<Output = Result<Reply, Dropped>> + Send;
+
+    /// Answers whoever waits: the server stops.
+    fn stop(&self);
 }
 
 /// What a flood may take before it is turned away.
@@ -65,7 +86,8 @@ impl HttpThread {
     pub(super) fn start(
         listener: TcpListener,
         runtime: Runtime,
-        service: Arc<Service>,
+        app: Arc<impl App>,
+        recorder: Option<Arc<Recorder>>,
         limits: Limits,
     ) -> Result<Self> {
         let address = listener
@@ -75,7 +97,8 @@ impl HttpThread {
         let thread = std::thread::Builder::new()
             .name("tinker-local-http".into())
             .spawn(move || {
-                runtime.block_on(serve(listener, service, limits, stopped));
+                let shared = Arc::new(connection::Shared::new(app, recorder, limits));
+                runtime.block_on(serve(listener, shared, limits, stopped));
                 runtime.shutdown_timeout(GRACE);
             })
             .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
@@ -100,7 +123,7 @@ impl Drop for HttpThread {
 /// Accepts until told to stop, then waits a little for what is open.
 async fn serve(
     listener: TcpListener,
-    service: Arc<Service>,
+    shared: Arc<connection::Shared<impl App>>,
     limits: Limits,
     mut stopped: watch::Receiver<bool>,
 ) {
@@ -110,8 +133,6 @@ async fn serve(
     };
     let slots = Arc::new(Semaphore::new(limits.connections));
     let overflow = Arc::new(Semaphore::new(OVERFLOW));
-    let shared = Arc::new(connection::Shared::new(service.clone(), limits));
-    let janitor = tokio::spawn(janitor(service.clone()));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -146,19 +167,7 @@ async fn serve(
         }
     }
     drop(listener);
-    service.stop();
-    janitor.abort();
+    shared.stop();
     let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(GRACE, slots.acquire_many(all)).await;
-}
-
-/// Once in a while: sessions that lost their heartbeat end, results nobody fetched go.
-async fn janitor(service: Arc<Service>) {
-    let mut ticks = tokio::time::interval(service.sweep_interval());
-    loop {
-        ticks.tick().await;
-        let service = service.clone();
-        // It writes files; a failed sweep is made up for by the next.
-        let _ = tokio::task::spawn_blocking(move || service.sweep()).await;
-    }
 }

@@ -1,9 +1,10 @@
 //! The requests a server has seen, kept for tests.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use super::Request;
+use crate::sync::lock;
 
 /// A request as it arrived, before any fault was applied to it.
 #[non_exhaustive]
@@ -67,7 +68,7 @@ impl Recorder {
             .iter()
             .filter_map(|(name, value)| Some((name.to_string(), value.to_str().ok()?.to_owned())))
             .collect();
-        self.lock().push(RecordedRequest {
+        lock(&self.requests).push(RecordedRequest {
             method: request.method.to_string(),
             path: request.path.clone(),
             query: request.query.clone(),
@@ -77,14 +78,10 @@ impl Recorder {
     }
 
     pub(in crate::local) fn all(&self) -> Vec<RecordedRequest> {
-        self.lock().clone()
+        lock(&self.requests).clone()
     }
 
     pub(in crate::local) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<RecordedRequest>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.requests).clear();
     }
 }

@@ -8,10 +8,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
-use serde_json::json;
 use tokio::sync::mpsc;
-
-use crate::error::Error;
 
 pub(in crate::local) const JSON: &str = "application/json";
 pub(in crate::local) const PROTOBUF: &str = "application/x-protobuf";
@@ -74,6 +71,12 @@ impl Reply {
         }
         self
     }
+}
+
+/// How refusals look.
+#[derive(Serialize)]
+struct Detail<'a> {
+    detail: &'a str,
 }
 
 /// A request that is turned down: a status and the `detail` the service's clients look for.
@@ -141,21 +144,14 @@ impl Refusal {
 
 impl From<Refusal> for Reply {
     fn from(refusal: Refusal) -> Self {
-        let body = json!({ "detail": refusal.detail }).to_string();
-        let reply = Self::new(JSON, body).with_status(refusal.status);
+        let reply = Self::json(&Detail {
+            detail: &refusal.detail,
+        })
+        .with_status(refusal.status);
         if refusal.status == StatusCode::TOO_MANY_REQUESTS {
             reply.with_header(HeaderName::from_static("retry-after-ms"), "250")
         } else {
             reply
-        }
-    }
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        match &error {
-            Error::Invalid(_) => Self::unprocessable(error.to_string()),
-            _ => Self::internal(error.to_string()),
         }
     }
 }

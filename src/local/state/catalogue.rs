@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::StateError;
+use super::disk::{self, Record};
+use super::folder::Folder;
+use super::ledger::{Ledger, Page};
+use super::sessions::Session;
 use crate::error::{Context, Error, Result};
-use crate::local::http::Refusal;
-use crate::local::state::disk::{self, Record};
-use crate::local::state::folder::Folder;
-use crate::local::state::ledger::{Ledger, Page};
-use crate::local::state::sessions::Session;
+use crate::sync::lock;
 use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
 
 /// What the record of a checkpoint ends with once it is deleted and its weights may still be there.
@@ -135,10 +136,7 @@ impl Catalogue {
 
     /// What was found damaged so far.
     pub(in crate::local) fn problems(&self) -> Vec<String> {
-        self.problems
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.problems).clone()
     }
 
     pub(in crate::local) fn keep_session(&self, session: &Session) -> Result<()> {
@@ -158,32 +156,32 @@ impl Catalogue {
 
     pub(in crate::local) fn add_run(&self, run: Run) -> Result<()> {
         disk::write_record(&self.run_file(&run.id), &run)?;
-        self.lock().runs.insert(run.id.clone(), run);
+        lock(&self.shelves).runs.insert(run.id.clone(), run);
         Ok(())
     }
 
     /// Notes a request to a run; written down with its next checkpoint.
     pub(in crate::local) fn touch_run(&self, id: &str, now: Timestamp) {
-        if let Some(run) = self.lock().runs.get_mut(id) {
+        if let Some(run) = lock(&self.shelves).runs.get_mut(id) {
             run.last_request_time = now;
         }
     }
 
     pub(in crate::local) fn mark_corrupted(&self, id: &str) {
-        if let Some(run) = self.lock().runs.get_mut(id) {
+        if let Some(run) = lock(&self.shelves).runs.get_mut(id) {
             run.corrupted = true;
         }
     }
 
-    pub(in crate::local) fn run(&self, id: &str) -> Result<Run, Refusal> {
-        let shelves = self.lock();
+    pub(in crate::local) fn run(&self, id: &str) -> Result<Run, StateError> {
+        let shelves = lock(&self.shelves);
         let run = shelves.runs.get(id).cloned();
-        run.ok_or_else(|| Refusal::missing(format!("no such training run: {id}")))
+        run.ok_or_else(|| StateError::Missing(format!("no such training run: {id}")))
     }
 
     /// Every run, the one used last first.
     pub(in crate::local) fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Run> = self.lock().runs.values().cloned().collect();
+        let mut runs: Vec<Run> = lock(&self.shelves).runs.values().cloned().collect();
         runs.sort_by(|a, b| (b.last_request_time, &b.id).cmp(&(a.last_request_time, &a.id)));
         runs
     }
@@ -210,7 +208,7 @@ impl Catalogue {
         disk::write_record(&record, &checkpoint)?;
         disk::publish(&file)?;
         let run = {
-            let mut shelves = self.lock();
+            let mut shelves = lock(&self.shelves);
             shelves.checkpoints.insert(path.clone(), checkpoint);
             shelves.runs.get(&**path.run_id()).cloned()
         };
@@ -224,13 +222,13 @@ impl Catalogue {
     }
 
     pub(in crate::local) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
-        self.lock().checkpoints.get(path).cloned()
+        lock(&self.shelves).checkpoints.get(path).cloned()
     }
 
     /// A checkpoint that must be there.
-    pub(in crate::local) fn find(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
+    pub(in crate::local) fn find(&self, path: &TinkerPath) -> Result<Checkpoint, StateError> {
         self.checkpoint(path)
-            .ok_or_else(|| Refusal::missing(format!("no such checkpoint: {path}")))
+            .ok_or_else(|| StateError::Missing(format!("no such checkpoint: {path}")))
     }
 
     /// The weights of a checkpoint. Those that are not what was written are set aside.
@@ -247,7 +245,7 @@ impl Catalogue {
 
     /// Checkpoints, newest first; of one run if it is named.
     pub(in crate::local) fn checkpoints(&self, run: Option<&str>) -> Vec<Checkpoint> {
-        let shelves = self.lock();
+        let shelves = lock(&self.shelves);
         let mut list: Vec<Checkpoint> = shelves
             .checkpoints
             .values()
@@ -283,41 +281,39 @@ impl Catalogue {
         &self,
         path: &TinkerPath,
         change: impl FnOnce(&mut Checkpoint),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), StateError> {
         let mut checkpoint = self.find(path)?;
         change(&mut checkpoint);
         self.write_checkpoint(&checkpoint)?;
-        self.lock().checkpoints.insert(path.clone(), checkpoint);
+        lock(&self.shelves)
+            .checkpoints
+            .insert(path.clone(), checkpoint);
         Ok(())
     }
 
     /// Removes a checkpoint. Its record is renamed first, so that it is gone whatever happens next,
     /// and the rest of the deletion can be made up for.
-    pub(in crate::local) fn delete(&self, path: &TinkerPath) -> Result<(), Refusal> {
+    pub(in crate::local) fn delete(&self, path: &TinkerPath) -> Result<(), StateError> {
         self.find(path)?;
         let record = self.record_file(path);
         let deleted = record.with_extension(DELETED);
         disk::rename(&record, &deleted)?;
-        self.lock().checkpoints.remove(path);
+        lock(&self.shelves).checkpoints.remove(path);
         finish_deleting(&deleted)?;
         Ok(())
     }
 
     /// Removes the checkpoints whose time is up.
     pub(in crate::local) fn expire(&self, now: Timestamp) {
-        let expired: Vec<TinkerPath> = self
-            .lock()
+        let expired: Vec<TinkerPath> = lock(&self.shelves)
             .checkpoints
             .values()
             .filter(|checkpoint| checkpoint.expires_at.is_some_and(|at| at <= now))
             .map(|checkpoint| checkpoint.path.clone())
             .collect();
         for path in expired {
-            if let Err(refusal) = self.delete(&path) {
-                log::warn!(
-                    "local server: {path} has expired but stays: {}",
-                    refusal.detail
-                );
+            if let Err(error) = self.delete(&path) {
+                log::warn!("local server: {path} has expired but stays: {}", error);
             }
         }
     }
@@ -329,9 +325,8 @@ impl Catalogue {
         let weights = self.folder(path).join(&checkpoint.file);
         let message = disk::set_aside(&weights, &damaged, error);
         disk::set_aside(&self.record_file(path), &damaged, error);
-        self.lock().checkpoints.remove(path);
-        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        problems.push(message);
+        lock(&self.shelves).checkpoints.remove(path);
+        lock(&self.problems).push(message);
         format!("{path} is damaged and was set aside: {error}")
     }
 
@@ -354,10 +349,6 @@ impl Catalogue {
             .join("checkpoints")
             .join(disk::escape(path.run_id()))
             .join(path.kind().segment())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shelves> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Files behind links that are their own credential.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use bytes::Bytes;
 
-use crate::local::http::{Refusal, Request};
+use crate::sync::lock;
 use crate::types::{Timestamp, TinkerPath};
 
 /// How long a link works.
@@ -40,25 +40,23 @@ impl Link {
 }
 
 impl Downloads {
-    /// Makes a link for whoever asked, on the host they asked.
-    pub(in crate::local) fn link(&self, request: &Request, now: Timestamp, source: Source) -> Link {
+    /// Makes a link on the server at this address, such as `http://127.0.0.1:8000`.
+    pub(in crate::local) fn link(&self, server: &str, now: Timestamp, source: Source) -> Link {
         let seconds = now.as_second() + LIFETIME_SECONDS;
         let expires = Timestamp::from_second(seconds).unwrap_or(now);
         let token = uuid::Uuid::new_v4().simple().to_string();
-        let host = request.header("host").unwrap_or("127.0.0.1");
-        let prefix = format!("http://{host}/api/v1/download/{token}");
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let prefix = format!("{server}/api/v1/download/{token}");
+        let mut links = lock(&self.links);
         links.retain(|_, (_, expires)| *expires > now);
         links.insert(token, (source, expires));
         Link { prefix, expires }
     }
 
-    pub(in crate::local) fn find(&self, token: &str, now: Timestamp) -> Result<Source, Refusal> {
-        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        match links.get(token) {
-            Some((source, expires)) if *expires > now => Ok(source.clone()),
-            _ => Err(Refusal::missing("the link has expired")),
-        }
+    /// What a link leads to, if it still works.
+    pub(in crate::local) fn find(&self, token: &str, now: Timestamp) -> Option<Source> {
+        let links = lock(&self.links);
+        let (source, expires) = links.get(token)?;
+        (*expires > now).then(|| source.clone())
     }
 }
 

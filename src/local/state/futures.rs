@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::error::ErrorCategory;
+use crate::sync::lock;
 use crate::wire::reply::Completion;
 
 /// A result that was sent once is kept this long, in case the reply was lost on its way.
@@ -133,7 +134,7 @@ impl Futures {
         channel: Option<Channel>,
         cancelled: Option<Arc<AtomicBool>>,
     ) -> bool {
-        let mut shelf = self.lock();
+        let mut shelf = lock(&self.shelf);
         if shelf.entries.contains_key(id) {
             return false;
         }
@@ -148,7 +149,7 @@ impl Futures {
     }
 
     pub(in crate::local) fn is_open(&self, id: &str) -> bool {
-        self.lock().entries.contains_key(id)
+        lock(&self.shelf).entries.contains_key(id)
     }
 
     /// Says why a pending request does not move, or that it does again.
@@ -156,7 +157,7 @@ impl Futures {
         if let Some(Entry {
             state: State::Pending { paused },
             ..
-        }) = self.lock().entries.get_mut(id)
+        }) = lock(&self.shelf).entries.get_mut(id)
         {
             *paused = reason;
         }
@@ -164,7 +165,7 @@ impl Futures {
 
     /// Files the result and wakes whoever waits. The first result wins.
     pub(in crate::local) fn finish(&self, id: &str, outcome: Outcome) {
-        let mut shelf = self.lock();
+        let mut shelf = lock(&self.shelf);
         let Some(entry) = shelf.entries.get_mut(id) else {
             return;
         };
@@ -199,7 +200,7 @@ impl Futures {
 
     /// Stops the work of a pending request, where that is possible.
     pub(in crate::local) fn cancel(&self, id: &str) {
-        let flag = match self.lock().entries.get(id) {
+        let flag = match lock(&self.shelf).entries.get(id) {
             Some(Entry {
                 state: State::Pending { .. },
                 cancelled: Some(flag),
@@ -213,7 +214,7 @@ impl Futures {
 
     /// Stops all work that can be stopped, so that the server can end.
     pub(in crate::local) fn cancel_all(&self) {
-        for entry in self.lock().entries.values() {
+        for entry in lock(&self.shelf).entries.values() {
             if let Some(flag) = &entry.cancelled {
                 flag.store(true, Ordering::Relaxed);
             }
@@ -223,7 +224,7 @@ impl Futures {
     /// Waits until the request has finished or the time is up.
     pub(in crate::local) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
         loop {
-            let changed = match self.lock().entries.get(id) {
+            let changed = match lock(&self.shelf).entries.get(id) {
                 None => return Look::Unknown,
                 Some(entry) => entry.changed.clone(),
             };
@@ -243,7 +244,7 @@ impl Futures {
 
     /// What is known about a request now.
     pub(in crate::local) fn look(&self, id: &str) -> Look {
-        match self.lock().entries.get(id).map(|entry| &entry.state) {
+        match lock(&self.shelf).entries.get(id).map(|entry| &entry.state) {
             None => Look::Unknown,
             Some(State::Pending { paused }) => Look::Pending {
                 paused: paused.clone(),
@@ -257,7 +258,7 @@ impl Futures {
         if let Some(Entry {
             state: State::Finished { sent, .. },
             ..
-        }) = self.lock().entries.get_mut(id)
+        }) = lock(&self.shelf).entries.get_mut(id)
         {
             sent.get_or_insert_with(Instant::now);
         }
@@ -265,7 +266,7 @@ impl Futures {
 
     /// Drops results the client says it has.
     pub(in crate::local) fn acknowledge(&self, ids: &[String]) {
-        let mut shelf = self.lock();
+        let mut shelf = lock(&self.shelf);
         for id in ids {
             shelf.remove(id);
         }
@@ -292,7 +293,7 @@ impl Futures {
 
     /// Drops what nobody will ask for any more.
     pub(in crate::local) fn sweep(&self, now: Instant) {
-        let mut shelf = self.lock();
+        let mut shelf = lock(&self.shelf);
         let expired: Vec<String> = shelf
             .finished
             .iter()
@@ -315,21 +316,17 @@ impl Futures {
 
     /// Forgets the channels of a sampling session that has ended.
     pub(in crate::local) fn forget_channels(&self, sampling_session: &str) {
-        self.lock()
+        lock(&self.shelf)
             .channels
             .retain(|(session, _), _| session != sampling_session);
     }
 
     fn log<T>(&self, channel: &Channel, read: impl FnOnce(&mut Log) -> T) -> T {
-        let mut shelf = self.lock();
+        let mut shelf = lock(&self.shelf);
         match shelf.channels.get_mut(channel) {
             Some(log) => read(log),
             None => read(shelf.channels.entry(channel.clone()).or_default()),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! What was used, by the hour, and what was done with checkpoints.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sync::lock;
 use crate::types::{Timestamp, TinkerPath};
 
 /// How many deeds are remembered.
@@ -85,7 +86,7 @@ impl Ledger {
     /// Counts usage.
     pub(in crate::local) fn count(&self, now: Timestamp, session: &str, kind: Kind, count: u64) {
         let hour = now.as_second() - now.as_second().rem_euclid(3600);
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         let key = (hour, session.to_owned(), kind);
         *books.counts.entry(key).or_default() += count;
         books.changed = true;
@@ -93,7 +94,7 @@ impl Ledger {
 
     /// Notes a deed.
     pub(in crate::local) fn note(&self, now: Timestamp, event: &str, path: &TinkerPath) {
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         if books.deeds.len() >= DEEDS {
             books.deeds.drain(..DEEDS / 10);
         }
@@ -108,7 +109,7 @@ impl Ledger {
     /// The counts of the hours from the first time up to the second.
     pub(in crate::local) fn counts(&self, from: Timestamp, to: Timestamp) -> Vec<Count> {
         let hours = from.as_second()..to.as_second();
-        let books = self.lock();
+        let books = lock(&self.books);
         let wanted = books
             .counts
             .iter()
@@ -117,12 +118,12 @@ impl Ledger {
     }
 
     pub(in crate::local) fn deeds(&self) -> Vec<Deed> {
-        self.lock().deeds.clone()
+        lock(&self.books).deeds.clone()
     }
 
     /// What to write down; `None` if nothing happened since the last time.
     pub(in crate::local) fn changed(&self) -> Option<Page> {
-        let mut books = self.lock();
+        let mut books = lock(&self.books);
         if !std::mem::take(&mut books.changed) {
             return None;
         }
@@ -130,10 +131,6 @@ impl Ledger {
             counts: books.counts.iter().map(count).collect(),
             deeds: books.deeds.clone(),
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

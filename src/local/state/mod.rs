@@ -1,13 +1,222 @@
-//! What the server remembers.
+//! What the server remembers: sessions, models, checkpoints, results.
+//!
+//! Stores know nothing of HTTP. What they cannot do they say with a [`StateError`], or with the
+//! crate's [`Error`] where a value or a file is at fault.
 
 pub(super) mod catalogue;
 pub(super) mod disk;
 pub(super) mod downloads;
-pub(super) mod folder;
+mod folder;
 pub(super) mod futures;
 pub(super) mod ledger;
+pub(super) mod losses;
 pub(super) mod models;
+pub(super) mod queue;
 pub(super) mod samplers;
 pub(super) mod sequence;
 pub(super) mod sessions;
 pub(super) mod traces;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use crate::types::Timestamp;
+use catalogue::Catalogue;
+use downloads::Downloads;
+use futures::{Futures, Outcome};
+use ledger::Ledger;
+use losses::Losses;
+use models::Models;
+use samplers::{Sampler, Samplers};
+use sessions::{Session, Sessions};
+use traces::{Span, Traces};
+
+/// Why the state cannot do what it was asked.
+#[derive(Debug)]
+pub(super) enum StateError {
+    /// There is no such thing.
+    Missing(String),
+    /// It was there once.
+    Ended(String),
+    /// It was understood, and cannot be done.
+    Refused(String),
+    /// It belongs to another.
+    Conflict(String),
+    /// There is no room; later there may be.
+    Full(String),
+    /// A value was refused, or a file cannot be used.
+    Other(Error),
+}
+
+impl From<Error> for StateError {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(text)
+            | Self::Ended(text)
+            | Self::Refused(text)
+            | Self::Conflict(text)
+            | Self::Full(text) => f.write_str(text),
+            Self::Other(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The time now, as precise as the service writes it.
+pub(super) fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
+}
+
+/// Everything there is to remember.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) sessions: Sessions,
+    pub(super) futures: Arc<Futures>,
+    pub(super) models: Models,
+    pub(super) samplers: Samplers,
+    pub(super) losses: Losses,
+    pub(super) catalogue: Catalogue,
+    pub(super) ledger: Ledger,
+    pub(super) traces: Traces,
+    pub(super) downloads: Downloads,
+    /// How much later the results of an endpoint come, for tests of clients.
+    latencies: HashMap<String, Duration>,
+    /// Where results wait for that.
+    runtime: Handle,
+    stopped: watch::Sender<bool>,
+}
+
+impl State {
+    pub(super) fn open(
+        data: Option<PathBuf>,
+        session_timeout: Duration,
+        latencies: HashMap<String, Duration>,
+        runtime: Handle,
+    ) -> Result<Self> {
+        let (catalogue, sessions, ledger) = Catalogue::open(data)?;
+        Ok(Self {
+            sessions: Sessions::new(session_timeout, sessions),
+            futures: Arc::default(),
+            models: Models::default(),
+            samplers: Samplers::default(),
+            losses: Losses::default(),
+            catalogue,
+            ledger,
+            traces: Traces::default(),
+            downloads: Downloads::default(),
+            latencies,
+            runtime,
+            stopped: watch::channel(false).0,
+        })
+    }
+
+    /// How much slower an endpoint is to be.
+    pub(super) fn latency(&self, endpoint: &str) -> Option<Duration> {
+        self.latencies.get(endpoint).copied()
+    }
+
+    /// Files the result of a request, as late as the endpoint's latency wants it.
+    pub(super) fn finish(&self, endpoint: &str, id: &str, outcome: Outcome) {
+        let Some(latency) = self.latency(endpoint) else {
+            return self.futures.finish(id, outcome);
+        };
+        let (futures, id) = (self.futures.clone(), id.to_owned());
+        self.runtime.spawn(async move {
+            tokio::time::sleep(latency).await;
+            futures.finish(&id, outcome);
+        });
+    }
+
+    /// Notes when a request ran.
+    pub(super) fn trace(
+        &self,
+        session: &str,
+        lane: &str,
+        name: &'static str,
+        request_id: &str,
+        start: Timestamp,
+    ) {
+        self.traces.add(Span {
+            session: session.to_owned(),
+            lane: lane.to_owned(),
+            name,
+            request_id: request_id.to_owned(),
+            start,
+            end: now(),
+        });
+    }
+
+    pub(super) fn project_of(&self, session_id: &str) -> Option<String> {
+        self.sessions.get(session_id).ok()?.project_id
+    }
+
+    /// Makes a sampling session known.
+    pub(super) fn add_sampler(&self, number: u64, sampler: Sampler) {
+        let id = sampler.id.clone();
+        let session_id = sampler.session_id.clone();
+        self.samplers.add(sampler);
+        // A session that ended meanwhile has no more use for it.
+        let _ = self.sessions.edit(&session_id, |session| {
+            session.samplers.insert(number, id);
+        });
+    }
+
+    /// Lets go of what belonged to a session.
+    pub(super) fn end_session(&self, session: &Session) {
+        for id in session.models.values() {
+            if let Some(model) = self.models.remove(id) {
+                // Whatever still waits for lower numbers waits in vain.
+                for job in lock(&model.queue).sequence.drain() {
+                    let outcome = Outcome::refused("the session has ended");
+                    self.futures.finish(&job.request_id, outcome);
+                }
+            }
+        }
+        self.samplers.remove_session(&session.id, &self.futures);
+        self.losses.remove_session(&session.id);
+        if let Err(error) = self.catalogue.keep_session(session) {
+            log::warn!("local server: {error}");
+        }
+    }
+
+    /// Drops what is over: silent sessions, results nobody wants, expired checkpoints.
+    pub(super) fn sweep(&self) {
+        let now = Instant::now();
+        for session in self.sessions.expire(now) {
+            log::warn!("local server: session {} lost its heartbeat", session.id);
+            self.end_session(&session);
+        }
+        self.futures.sweep(now);
+        self.catalogue.expire(self::now());
+        self.catalogue.keep_ledger(&self.ledger);
+    }
+
+    /// Answers whoever waits; nothing new is waited for.
+    pub(super) fn stop(&self) {
+        self.stopped.send_replace(true);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
+    /// Returns when the server stops.
+    pub(super) async fn stopping(&self) {
+        // The sender lives as long as `self`, so waiting cannot fail.
+        let _ = self.stopped.subscribe().wait_for(|stopped| *stopped).await;
+    }
+}

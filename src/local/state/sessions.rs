@@ -1,13 +1,14 @@
 //! Sessions: opened by a client, kept alive by its heartbeat, ended by finish or by silence.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::local::http::Refusal;
+use super::StateError;
+use crate::sync::lock;
 use crate::types::{SessionStatus, Timestamp};
 
 /// What is known about a session; also what survives a restart.
@@ -78,11 +79,11 @@ impl Sessions {
             last_seen: Instant::now(),
             session,
         };
-        self.lock().insert(live.session.id.clone(), live);
+        lock(&self.all).insert(live.session.id.clone(), live);
     }
 
     /// Notes a sign of life.
-    pub(in crate::local) fn touch(&self, id: &str) -> Result<(), Refusal> {
+    pub(in crate::local) fn touch(&self, id: &str) -> Result<(), StateError> {
         self.with_active(id, |_| ())
     }
 
@@ -91,11 +92,11 @@ impl Sessions {
         &self,
         id: &str,
         work: impl FnOnce(&mut Session) -> T,
-    ) -> Result<T, Refusal> {
-        let mut all = self.lock();
+    ) -> Result<T, StateError> {
+        let mut all = lock(&self.all);
         let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
         if live.session.status != SessionStatus::Active {
-            return Err(Refusal::gone(format!("session {id} has ended")));
+            return Err(StateError::Ended(format!("session {id} has ended")));
         }
         live.last_seen = Instant::now();
         Ok(work(&mut live.session))
@@ -106,8 +107,8 @@ impl Sessions {
         &self,
         id: &str,
         status: SessionStatus,
-    ) -> Result<Option<Session>, Refusal> {
-        let mut all = self.lock();
+    ) -> Result<Option<Session>, StateError> {
+        let mut all = lock(&self.all);
         let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
         if live.session.status != SessionStatus::Active {
             return Ok(None);
@@ -118,7 +119,7 @@ impl Sessions {
 
     /// Ends the sessions that have been silent too long, and gives them back.
     pub(in crate::local) fn expire(&self, now: Instant) -> Vec<Session> {
-        let mut all = self.lock();
+        let mut all = lock(&self.all);
         let silent = all.values_mut().filter(|live| {
             live.session.status == SessionStatus::Active
                 && now.saturating_duration_since(live.last_seen) > self.timeout
@@ -133,8 +134,8 @@ impl Sessions {
             .collect()
     }
 
-    pub(in crate::local) fn get(&self, id: &str) -> Result<Session, Refusal> {
-        let all = self.lock();
+    pub(in crate::local) fn get(&self, id: &str) -> Result<Session, StateError> {
+        let all = lock(&self.all);
         let live = all.get(id).ok_or_else(|| unknown(id))?;
         Ok(live.session.clone())
     }
@@ -144,8 +145,8 @@ impl Sessions {
         &self,
         id: &str,
         change: impl FnOnce(&mut Session),
-    ) -> Result<Session, Refusal> {
-        let mut all = self.lock();
+    ) -> Result<Session, StateError> {
+        let mut all = lock(&self.all);
         let live = all.get_mut(id).ok_or_else(|| unknown(id))?;
         change(&mut live.session);
         Ok(live.session.clone())
@@ -153,22 +154,17 @@ impl Sessions {
 
     /// Every session, newest first.
     pub(in crate::local) fn list(&self) -> Vec<Session> {
-        let mut list: Vec<Session> = self
-            .lock()
+        let mut list: Vec<Session> = lock(&self.all)
             .values()
             .map(|live| live.session.clone())
             .collect();
         list.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
         list
     }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Live>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn unknown(id: &str) -> Refusal {
-    Refusal::missing(format!("no such session: {id}"))
+fn unknown(id: &str) -> StateError {
+    StateError::Missing(format!("no such session: {id}"))
 }
 
 #[cfg(test)]
@@ -205,7 +201,7 @@ mod tests {
         let expired = sessions.expire(Instant::now() + Duration::from_secs(61));
         assert_eq!(expired.len(), 1);
         assert_eq!(sessions.get("a").unwrap().status, finished);
-        assert_eq!(sessions.touch("b").unwrap_err().status.as_u16(), 410);
-        assert_eq!(sessions.touch("c").unwrap_err().status.as_u16(), 404);
+        assert!(matches!(sessions.touch("b"), Err(StateError::Ended(_))));
+        assert!(matches!(sessions.touch("c"), Err(StateError::Missing(_))));
     }
 }

@@ -1,10 +1,11 @@
 //! When each request ran, for a picture of a session.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
+use crate::sync::lock;
 use crate::types::Timestamp;
 
 /// How many spans are remembered, over all sessions.
@@ -29,7 +30,7 @@ pub(in crate::local) struct Traces {
 
 impl Traces {
     pub(in crate::local) fn add(&self, span: Span) {
-        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spans = lock(&self.spans);
         if spans.len() == SPANS {
             spans.pop_front();
         }
@@ -37,24 +38,55 @@ impl Traces {
     }
 
     /// A session's spans in the trace format browsers and Perfetto read.
-    pub(in crate::local) fn export(&self, session: &str) -> Value {
-        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        let events: Vec<Value> = spans
-            .iter()
-            .filter(|span| span.session == session)
-            .map(|span| {
-                json!({
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": "request",
-                    "ts": span.start.as_microsecond(),
-                    "dur": span.end.as_microsecond() - span.start.as_microsecond(),
-                    "pid": span.session,
-                    "tid": span.lane,
-                    "args": {"request_id": span.request_id},
-                })
-            })
-            .collect();
-        json!({"displayTimeUnit": "ms", "traceEvents": events})
+    pub(in crate::local) fn export(&self, session: &str) -> Trace {
+        let spans = lock(&self.spans);
+        let spans = spans.iter().filter(|span| span.session == session);
+        Trace {
+            display_time_unit: "ms",
+            trace_events: spans.map(Event::new).collect(),
+        }
+    }
+}
+
+/// A trace as it is written.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::local) struct Trace {
+    display_time_unit: &'static str,
+    trace_events: Vec<Event>,
+}
+
+#[derive(Debug, Serialize)]
+struct Event {
+    /// A whole span in one event.
+    ph: &'static str,
+    name: &'static str,
+    cat: &'static str,
+    ts: i64,
+    dur: i64,
+    pid: String,
+    tid: String,
+    args: Args,
+}
+
+#[derive(Debug, Serialize)]
+struct Args {
+    request_id: String,
+}
+
+impl Event {
+    fn new(span: &Span) -> Self {
+        Self {
+            ph: "X",
+            name: span.name,
+            cat: "request",
+            ts: span.start.as_microsecond(),
+            dur: span.end.as_microsecond() - span.start.as_microsecond(),
+            pid: span.session.clone(),
+            tid: span.lane.clone(),
+            args: Args {
+                request_id: span.request_id.clone(),
+            },
+        }
     }
 }

@@ -22,7 +22,7 @@ struct Entry {
 }
 
 /// A named thread that owns the batch. Closing it drops what is under way and joins.
-pub(in crate::local) struct SamplingThread {
+pub(super) struct SamplingThread {
     /// `None` once closed.
     inbox: Mutex<Option<Sender<Entry>>>,
     closing: Arc<AtomicBool>,
@@ -30,7 +30,7 @@ pub(in crate::local) struct SamplingThread {
 }
 
 impl SamplingThread {
-    pub(in crate::local) fn start(base: &Base) -> Result<Self> {
+    pub(super) fn start(base: &Base) -> Result<Self> {
         let (sender, inbox) = crossbeam_channel::unbounded();
         let closing = Arc::new(AtomicBool::new(false));
         let (base, closes) = (base.clone(), closing.clone());
@@ -46,7 +46,7 @@ impl SamplingThread {
     }
 
     /// Hands a request over; a closed thread drops it, which its listener notices.
-    pub(in crate::local) fn submit(
+    pub(super) fn submit(
         &self,
         adapter: Option<Arc<Adapter>>,
         request: SampleRequest,
@@ -64,7 +64,7 @@ impl SamplingThread {
     }
 
     /// Ends the thread after the round it is at.
-    pub(in crate::local) fn close(&self) {
+    pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
         let inbox = self
             .inbox

@@ -12,7 +12,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// A few named threads that take tasks in turn. Closing it drops what has not begun and joins.
 #[derive(Debug)]
-pub(in crate::local) struct Crew {
+pub(super) struct Crew {
     /// `None` once closed.
     sender: Mutex<Option<Sender<Task>>>,
     waiting: Receiver<Task>,
@@ -20,7 +20,7 @@ pub(in crate::local) struct Crew {
 }
 
 impl Crew {
-    pub(in crate::local) fn new(name: &str, size: usize) -> Result<Self> {
+    pub(super) fn new(name: &str, size: usize) -> Result<Self> {
         let (sender, waiting) = crossbeam_channel::unbounded::<Task>();
         let threads = (0..size)
             .map(|index| {
@@ -39,7 +39,7 @@ impl Crew {
     }
 
     /// Hands a task over; a closed crew drops it.
-    pub(in crate::local) fn run(&self, task: impl FnOnce() + Send + 'static) {
+    pub(super) fn run(&self, task: impl FnOnce() + Send + 'static) {
         let sender = self.sender.lock().unwrap_or_else(|lock| lock.into_inner());
         if let Some(sender) = &*sender {
             // The crew holds a receiver, so the channel is open.
@@ -48,7 +48,7 @@ impl Crew {
     }
 
     /// Ends the threads after the tasks they are at.
-    pub(in crate::local) fn close(&self) {
+    pub(super) fn close(&self) {
         let sender = self
             .sender
             .lock()

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::local::api::service::Service;
+use super::Workshop;
+use super::samples::count;
+use super::vocabulary::Vocabulary;
 use crate::local::engine::{self, Listener, StopReason};
-use crate::local::state::samplers::{Sampler, count};
-use crate::local::work::vocabulary::Vocabulary;
+use crate::local::state::samplers::Sampler;
 
 /// One or more prompts, each with its samples.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ pub(in crate::local) trait Audience: Send + Sync {
 
 /// Samples all prompts side by side, telling the audience about every piece.
 pub(in crate::local) fn generate(
-    service: &Arc<Service>,
+    workshop: &Arc<Workshop>,
     generation: Generation,
     audience: impl Audience + 'static,
 ) {
@@ -66,7 +67,7 @@ pub(in crate::local) fn generate(
     let adapter = sampler.adapter.clone();
     let samples = requests.iter().map(|request| request.num_samples).sum();
     let whole = Arc::new(Whole {
-        service: service.clone(),
+        workshop: workshop.clone(),
         sampler,
         stops,
         audience: Box::new(audience),
@@ -82,7 +83,7 @@ pub(in crate::local) fn generate(
             texts,
         };
         offset += request.num_samples;
-        service
+        workshop
             .sampling
             .submit(adapter.clone(), request, Box::new(part));
     }
@@ -90,7 +91,7 @@ pub(in crate::local) fn generate(
 
 /// What the prompts of one generation share.
 struct Whole {
-    service: Arc<Service>,
+    workshop: Arc<Workshop>,
     sampler: Sampler,
     stops: Vec<String>,
     audience: Box<dyn Audience>,
@@ -117,7 +118,7 @@ impl Whole {
 
     fn reader(&self) -> Reader<'_> {
         Reader {
-            vocabulary: &self.service.vocabulary,
+            vocabulary: &self.workshop.vocabulary,
             stops: &self.stops,
         }
     }
@@ -147,7 +148,7 @@ struct Part {
 
 impl Listener for Part {
     fn decode(&self, tokens: &[u32]) -> Vec<u8> {
-        self.whole.service.vocabulary.decode(tokens)
+        self.whole.workshop.vocabulary.decode(tokens)
     }
 
     fn token(&self, sample: usize, token: u32) {
@@ -157,12 +158,12 @@ impl Listener for Part {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.whole.deserted.load(Ordering::Relaxed) || self.whole.service.is_stopping()
+        self.whole.deserted.load(Ordering::Relaxed) || self.whole.workshop.state.is_stopping()
     }
 
     fn finish(&self, request: &engine::SampleRequest, output: engine::SampleOutput) {
         let whole = &self.whole;
-        count(&whole.service, &whole.sampler, request, &output);
+        count(&whole.workshop, &whole.sampler, request, &output);
         let mut done = Vec::new();
         for (sample, sequence) in output.sequences.into_iter().enumerate() {
             let (index, reader) = (self.offset + sample, whole.reader());

@@ -1,0 +1,50 @@
+//! The thread that tidies up once in a while.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+
+use crate::error::{Context, Error, Result};
+use crate::local::state::State;
+
+/// Ends silent sessions and drops what is over, until it is dropped itself.
+#[derive(Debug)]
+pub(in crate::local) struct Janitor {
+    /// `None` only while it stops.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Janitor {
+    pub(in crate::local) fn start(state: Arc<State>) -> Result<Self> {
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let pause = state.sessions.timeout() / 4;
+        let pause = pause.clamp(Duration::from_millis(10), Duration::from_secs(5));
+        let thread = std::thread::Builder::new()
+            .name("tinker-local-janitor".into())
+            .spawn(move || work(&state, &stopped, pause))
+            .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+fn work(state: &State, stopped: &Receiver<()>, pause: Duration) {
+    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        state.sweep();
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic was logged where it happened.
+            let _ = thread.join();
+        }
+    }
+}

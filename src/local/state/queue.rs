@@ -1,0 +1,88 @@
+//! What a model's queue is made of.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde_json::{Map, Value};
+
+use super::sequence::Sequence;
+use crate::types::{CheckpointKind, Datum, Loss, OptimizerParams, TinkerPath};
+
+/// The requests of one model, in order.
+#[derive(Debug, Default)]
+pub(in crate::local) struct Queue {
+    pub(in crate::local) sequence: Sequence<Job>,
+    pub(in crate::local) ready: VecDeque<Job>,
+    /// Whether a task is at work on this queue.
+    pub(in crate::local) running: bool,
+}
+
+/// A request that was accepted.
+#[derive(Debug)]
+pub(in crate::local) struct Job {
+    pub(in crate::local) request_id: String,
+    /// The endpoint it came by, which latencies are set for.
+    pub(in crate::local) endpoint: &'static str,
+    pub(in crate::local) work: Work,
+}
+
+/// One piece of work for a model.
+#[derive(Debug)]
+pub(in crate::local) enum Work {
+    Create {
+        user_metadata: Option<Map<String, Value>>,
+    },
+    /// Creates the model from a checkpoint.
+    CreateFrom {
+        path: TinkerPath,
+        optimizer: bool,
+        user_metadata: Option<Map<String, Value>>,
+    },
+    Pass {
+        data: Vec<Datum>,
+        loss: Loss,
+        forward_only: bool,
+    },
+    Step(OptimizerParams),
+    Save {
+        kind: CheckpointKind,
+        name: Option<String>,
+        overwrite: bool,
+        ttl_seconds: Option<u64>,
+        user_metadata: Option<BTreeMap<String, String>>,
+    },
+    /// Makes a sampling session of the weights as they are.
+    Snapshot {
+        sampling_session_seq_id: u64,
+    },
+    Load {
+        path: TinkerPath,
+        optimizer: bool,
+    },
+    Unload,
+}
+
+impl Work {
+    /// What tells two requests with the same number apart.
+    ///
+    /// Coarse on purpose: a repeated submission may encode its maps in another order, and a
+    /// repeated snapshot draws a new number for its sampling session.
+    pub(in crate::local) fn signature(&self) -> String {
+        match self {
+            Self::Pass {
+                data,
+                loss,
+                forward_only,
+            } => {
+                let tokens: usize = data.iter().map(|datum| datum.byte_estimate()).sum();
+                let loss = loss.function.as_str();
+                format!("pass {forward_only} {loss} {} {tokens}", data.len())
+            }
+            Self::Step(params) => format!("step {params:?}"),
+            Self::Save { kind, name, .. } => format!("save {kind} {name:?}"),
+            Self::Snapshot { .. } => "snapshot".into(),
+            Self::Load { path, optimizer } => format!("load {path} {optimizer}"),
+            Self::Create { .. } | Self::CreateFrom { .. } => "create".into(),
+            Self::Unload => "unload".into(),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The queues of models: requests go in by their numbers and are worked off by a shared crew.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::{Workshop, jobs};
+use crate::local::state::futures::Outcome;
+use crate::local::state::models::Model;
+use crate::local::state::queue::{Job, Queue, Work};
+use crate::local::state::sequence::Admission;
+use crate::local::state::{self, StateError};
+use crate::sync::lock;
+
+/// Takes a numbered request in and gives back its id: always the same for the same number.
+pub(in crate::local) fn submit(
+    workshop: &Arc<Workshop>,
+    model: &Arc<Model>,
+    number: Option<u64>,
+    endpoint: &'static str,
+    work: Work,
+) -> Result<String, StateError> {
+    // Protobuf cannot tell an absent number from 0, and numbers start at 1.
+    let number = number.filter(|number| *number > 0);
+    let request_id = match number {
+        Some(number) => format!("{}:{number}", model.id),
+        None => uuid::Uuid::new_v4().to_string(),
+    };
+    let mut hasher = DefaultHasher::new();
+    work.signature().hash(&mut hasher);
+    let job = Job {
+        request_id: request_id.clone(),
+        endpoint,
+        work,
+    };
+    let futures = &workshop.state.futures;
+    let mut queue = lock(&model.queue);
+    let next = queue.sequence.next();
+    match queue.sequence.admit(number, hasher.finish(), job) {
+        Admission::Ready(jobs) => {
+            for job in &jobs {
+                futures.open(&job.request_id, None, None);
+                futures.pause(&job.request_id, None);
+            }
+            queue.ready.extend(jobs);
+            schedule(workshop, model, &mut queue);
+        }
+        Admission::Held => {
+            futures.open(&request_id, None, None);
+            let reason = format!("waiting for request {next} of model {}", model.id);
+            futures.pause(&request_id, Some(reason));
+        }
+        Admission::Repeated => {}
+        Admission::Taken => {
+            return Err(StateError::Conflict(format!(
+                "request number {} of model {} was used by another request",
+                number.unwrap_or(0),
+                model.id
+            )));
+        }
+        Admission::Full => {
+            let problem = "too many requests wait for this model";
+            return Err(StateError::Full(problem.to_owned()));
+        }
+    }
+    workshop.state.catalogue.touch_run(&model.id, state::now());
+    Ok(request_id)
+}
+
+/// Runs work before everything else: how the model comes to be.
+pub(in crate::local) fn begin(workshop: &Arc<Workshop>, model: &Arc<Model>, job: Job) {
+    let mut queue = lock(&model.queue);
+    queue.ready.push_front(job);
+    schedule(workshop, model, &mut queue);
+}
+
+fn schedule(workshop: &Arc<Workshop>, model: &Arc<Model>, queue: &mut Queue) {
+    if !queue.running && !queue.ready.is_empty() {
+        queue.running = true;
+        let (model, shop) = (model.clone(), workshop.clone());
+        workshop.trainers.run(move || run_next(&shop, &model));
+    }
+}
+
+/// Runs the front of the queue, then lets other models have a turn.
+fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
+    let job = lock(&model.queue).ready.pop_front();
+    if let Some(job) = job {
+        let (state, start) = (&workshop.state, state::now());
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(workshop, model, job.work)))
+            .unwrap_or_else(|_| {
+                state.catalogue.mark_corrupted(&model.id);
+                Outcome::failed("the engine failed; restore the model from a checkpoint")
+            });
+        let id = &job.request_id;
+        state.trace(&model.session_id, &model.id, job.endpoint, id, start);
+        state.finish(job.endpoint, id, outcome);
+    }
+    let mut queue = lock(&model.queue);
+    queue.running = false;
+    schedule(workshop, model, &mut queue);
+}
+
+fn run(workshop: &Workshop, model: &Model, work: Work) -> Outcome {
+    // Taken out while it works, so that a panic leaves no half-changed model behind.
+    let mut trainer = lock(&model.trainer).take();
+    let outcome = jobs::run(workshop, model, &mut trainer, work);
+    *lock(&model.trainer) = trainer;
+    outcome
+}
