@@ -1,26 +1,61 @@
 //! The `tinker` command line.
 
 #![allow(
-    clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a command line prints"
+    reason = "a command line says what it does; data goes through `output`"
 )]
 
 mod commands;
+mod context;
+mod failure;
+mod interrupt;
+mod output;
+mod terminal;
+mod units;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::context::Context;
+use crate::failure::Exit;
+use crate::output::Format;
+
 #[derive(Parser)]
-#[command(name = "tinker", about = "Command line for Tinker")]
+#[command(
+    name = "tinker",
+    about = "Fine-tune and sample language models with Tinker",
+    arg_required_else_help = true,
+    disable_version_flag = true
+)]
 struct Cli {
+    /// How results are written: a table to read, or JSON of a stable shape.
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    format: Format,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Manage the stored API key.
+    #[command(subcommand)]
+    Auth(commands::auth::Auth),
+    /// Show what was used and what it costs.
+    #[command(subcommand)]
+    Billing(commands::billing::Billing),
+    /// List, change, download and delete checkpoints.
+    #[command(subcommand)]
+    Checkpoint(commands::checkpoint::Checkpoint),
+    /// List the models the service offers.
+    #[command(subcommand)]
+    Model(commands::model::Model),
+    /// List training runs of the service.
+    #[command(subcommand)]
+    Run(commands::run::Run),
+    /// Look into sessions.
+    #[command(subcommand)]
+    Session(commands::session::Session),
     /// Print the version.
     Version,
     /// Serve the embedded engine over HTTP.
@@ -28,20 +63,51 @@ enum Command {
     Serve(commands::serve::Serve),
 }
 
-fn main() -> ExitCode {
-    let result: anyhow::Result<()> = match Cli::parse().command {
-        Command::Version => {
-            println!("tinker {}", env!("CARGO_PKG_VERSION"));
-            Ok(())
-        }
+impl Command {
+    /// A server ends by SIGTERM and Ctrl-C alike, and that is a success.
+    fn has_signals_of_its_own(&self) -> bool {
         #[cfg(feature = "local")]
-        Command::Serve(serve) => commands::serve::run(&serve),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+        if matches!(self, Self::Serve(_)) {
+            return true;
+        }
+        false
+    }
+
+    fn run(self, context: &mut Context) -> anyhow::Result<()> {
+        match self {
+            Self::Auth(command) => command.run(context),
+            Self::Billing(command) => command.run(context),
+            Self::Checkpoint(command) => command.run(context),
+            Self::Model(command) => command.run(context),
+            Self::Run(command) => command.run(context),
+            Self::Session(command) => command.run(context),
+            Self::Version => context
+                .out
+                .line(&format!("tinker {}", env!("CARGO_PKG_VERSION"))),
+            #[cfg(feature = "local")]
+            Self::Serve(serve) => commands::serve::run(&serve),
         }
     }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let mut context = Context::new(cli.format);
+    if !cli.command.has_signals_of_its_own() {
+        interrupt::listen()?;
+    }
+    cli.command.run(&mut context)?;
+    context.out.flush()
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error).into(),
+    };
+    let exit = match run(cli) {
+        _ if interrupt::happened() => Exit::Interrupted,
+        Ok(()) => Exit::Success,
+        Err(error) => failure::report(&error),
+    };
+    exit.into()
 }

@@ -2,6 +2,7 @@
 
 mod account;
 mod download;
+mod keys;
 mod pages;
 
 use std::time::Duration;

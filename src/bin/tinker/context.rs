@@ -1,0 +1,95 @@
+//! What every command needs: where to write, and a client of the service.
+
+use std::time::Duration;
+
+use tinker::config::Config;
+use tinker::types::FinishReason;
+use tinker::{RestClient, ServiceClient};
+
+use crate::interrupt;
+use crate::output::{Format, Out};
+
+/// How long a short command bears a service that does not answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Context {
+    pub(crate) format: Format,
+    pub(crate) out: Out,
+}
+
+impl Context {
+    pub(crate) fn new(format: Format) -> Self {
+        Self {
+            format,
+            out: Out::default(),
+        }
+    }
+
+    pub(crate) fn is_json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// A note for people on standard error; machines that asked for JSON are spared it.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.is_json() {
+            eprintln!("{text}");
+        }
+    }
+
+    /// What the environment says; commands that take their time give the service some too.
+    pub(crate) fn config(&self) -> anyhow::Result<Config> {
+        let config = Config::from_env()?;
+        install_logger(config.log_level());
+        Ok(config)
+    }
+
+    /// A client that gives up soon, for commands someone waits for.
+    pub(crate) fn service(&self) -> anyhow::Result<ServiceClient> {
+        connect(self.config()?.with_patience(PATIENCE))
+    }
+
+    /// A client that bears trouble as long as programs do, for commands that work for long.
+    pub(crate) fn patient_service(&self) -> anyhow::Result<ServiceClient> {
+        connect(self.config()?)
+    }
+
+    pub(crate) fn rest(&self) -> anyhow::Result<RestClient> {
+        Ok(self.service()?.rest())
+    }
+}
+
+/// A client that Ctrl-C closes, so that whoever waits for it goes on and cleans up.
+fn connect(config: Config) -> anyhow::Result<ServiceClient> {
+    let service = ServiceClient::new(config)?;
+    let held = service.clone();
+    interrupt::on(move || {
+        // The session may have ended; the program ends in any case.
+        let _ = held.close(FinishReason::Interrupted, Some("Ctrl-C"));
+    });
+    Ok(service)
+}
+
+/// The library's log on standard error, where TINKER_LOG asks for it.
+fn install_logger(level: Option<log::LevelFilter>) {
+    struct Logger;
+
+    impl log::Log for Logger {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target().starts_with("tinker")
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                eprintln!("{}: {}", record.level(), record.args());
+            }
+        }
+
+        fn flush(&self) {}
+    }
+
+    if let Some(level) = level
+        && log::set_logger(&Logger).is_ok()
+    {
+        log::set_max_level(level);
+    }
+}

@@ -1,0 +1,171 @@
+//! How a command ends: exit codes, and errors in one line with what to do next.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use tinker::Error;
+
+use crate::output::ClosedPipe;
+
+/// Every way in which the program ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Success = 0,
+    Failure = 1,
+    Usage = 2,
+    Interrupted = 130,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// A problem a command found itself, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    advice: Option<String>,
+    exit: Exit,
+}
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            advice: None,
+            exit: Exit::Failure,
+        }
+    }
+
+    /// Something wrong with what was typed.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self {
+            exit: Exit::Usage,
+            ..Self::new(message)
+        }
+    }
+
+    /// Says what to do next.
+    #[must_use]
+    pub(crate) fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Prints what went wrong and what to do next; how the program ends.
+pub(crate) fn report(error: &anyhow::Error) -> Exit {
+    if error.is::<ClosedPipe>() {
+        // Whoever read our output has had enough, as `head` does.
+        return Exit::Success;
+    }
+    eprintln!("Error: {}", one_line(&format!("{error:#}")));
+    let failure = error.downcast_ref::<Failure>();
+    let from_service = || {
+        error
+            .chain()
+            .find_map(|cause| cause.downcast_ref::<Error>())
+    };
+    let advice = match failure {
+        Some(failure) => failure.advice.clone(),
+        None => from_service().and_then(advice).map(str::to_owned),
+    };
+    if let Some(advice) = advice {
+        eprintln!("{advice}");
+    }
+    failure.map_or(Exit::Failure, |failure| failure.exit)
+}
+
+/// What to do about an error of the library.
+fn advice(error: &Error) -> Option<&'static str> {
+    Some(match error {
+        Error::Invalid(_) => return None,
+        Error::Credentials(_) => "Set TINKER_API_KEY, or store a key with 'tinker auth login'.",
+        Error::Config(_) => "Correct the setting; 'tinker doctor' checks them all.",
+        Error::Connection(_) | Error::Timeout(_) => {
+            "Check the network and TINKER_BASE_URL; 'tinker doctor' looks further."
+        }
+        Error::Reply(_) => {
+            "Check that TINKER_BASE_URL is that of a Tinker server; 'tinker doctor' looks further."
+        }
+        Error::Status(context) => match context.status.unwrap_or_default() {
+            401 => "The server refused the key: check TINKER_API_KEY or run 'tinker auth login'.",
+            402 => "Add credit or a payment method in the console.",
+            403 => "The key may not do this: use one of the owner or of an administrator.",
+            404 => "Check the name: 'tinker run list' and 'tinker checkpoint list' show yours.",
+            409 => "It is so already, or something else holds it: look again before repeating.",
+            429 => "Wait a moment, then try again.",
+            500.. => "The service is in trouble: try again later.",
+            _ => return None,
+        },
+        Error::Failed(_) | Error::Lost(_) => {
+            "Try again; report it with the request's id if it stays."
+        }
+        Error::Broken(_) => "Go on from the last checkpoint.",
+        _ => return None,
+    })
+}
+
+/// At most so much of a message is shown: some servers answer with a page.
+const LONGEST: usize = 600;
+
+fn one_line(text: &str) -> String {
+    let mut words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = words.char_indices().nth(LONGEST) {
+        words.truncate(end);
+        words.push('…');
+    }
+    // What a server says must not reach the terminal as commands.
+    words.retain(|letter| !letter.is_control());
+    words
+}
+
+/// Prints help where it was asked for; otherwise what is wrong with what was typed.
+pub(crate) fn usage(error: &clap::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A closed pipe is not an error.
+            let _ = error.print();
+            return Exit::Success;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return Exit::Usage;
+        }
+        _ => {}
+    }
+    let rendered = error.to_string();
+    let (problem, rest) = rendered.split_once("Usage: ").unwrap_or((&rendered, ""));
+    let usage = rest.lines().next().unwrap_or("tinker [OPTIONS] <COMMAND>");
+    let command = usage.split(['[', '<', '-']).next().unwrap_or("tinker");
+    eprintln!("Usage: {usage}");
+    eprintln!("Try '{} --help' for help.", command.trim());
+    eprintln!();
+    let problem = problem.trim_start_matches("error: ");
+    eprintln!("Error: {}", one_line(problem));
+    Exit::Usage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_take_one_line_and_no_commands() {
+        assert_eq!(one_line("a\n  b\tc"), "a b c");
+        assert_eq!(one_line("a\u{1b}[31mb\u{7}"), "a[31mb");
+        let long = one_line(&"é".repeat(2_000));
+        assert_eq!(long.chars().count(), LONGEST + 1);
+    }
+}

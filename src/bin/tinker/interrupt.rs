@@ -1,0 +1,67 @@
+//! Ctrl-C: what is under way ends in order, and the program with 130.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::failure::Exit;
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+static HAPPENED: AtomicBool = AtomicBool::new(false);
+static HOOKS: Mutex<Vec<Hook>> = Mutex::new(Vec::new());
+
+/// Whether Ctrl-C was pressed.
+pub(crate) fn happened() -> bool {
+    HAPPENED.load(Ordering::SeqCst)
+}
+
+/// Has Ctrl-C call this, once, instead of ending the program on the spot: the command then fails
+/// by itself, and its files are removed as after any failure. A second Ctrl-C does not wait.
+pub(crate) fn on(hook: impl FnOnce() + Send + 'static) {
+    hooks(|hooks| hooks.push(Box::new(hook)));
+}
+
+fn hooks<T>(change: impl FnOnce(&mut Vec<Hook>) -> T) -> T {
+    change(&mut HOOKS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Ends the program as Ctrl-C does.
+pub(crate) fn exit() -> ! {
+    std::process::exit(Exit::Interrupted as i32)
+}
+
+fn pressed() {
+    let hooks = hooks(std::mem::take);
+    if HAPPENED.swap(true, Ordering::SeqCst) || hooks.is_empty() {
+        exit();
+    }
+    for hook in hooks {
+        hook();
+    }
+}
+
+/// Begins to listen.
+#[cfg(unix)]
+pub(crate) fn listen() -> anyhow::Result<()> {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    let (mut wake, sender) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
+    std::thread::Builder::new()
+        .name("tinker-interrupt".into())
+        .stack_size(128 << 10)
+        .spawn(move || {
+            while wake.read_exact(&mut [0]).is_ok() {
+                pressed();
+            }
+        })?;
+    Ok(())
+}
+
+/// Elsewhere the console's default handler ends the process.
+#[cfg(not(unix))]
+pub(crate) fn listen() -> anyhow::Result<()> {
+    let _ = pressed;
+    Ok(())
+}

@@ -1,0 +1,332 @@
+//! Where results go: standard output, as a table or as JSON.
+
+use std::fmt;
+use std::io::{self, BufWriter, Stdout, Write};
+
+use clap::ValueEnum;
+use console::{measure_text_width, style};
+use serde::Serialize;
+
+use crate::terminal;
+
+/// How results are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A table, fitted to the terminal.
+    #[default]
+    Table,
+    /// JSON.
+    Json,
+}
+
+/// Standard output. Every write can fail because its reader went away.
+pub(crate) struct Out(BufWriter<Stdout>);
+
+/// Nobody reads standard output any more.
+#[derive(Debug)]
+pub(crate) struct ClosedPipe;
+
+impl fmt::Display for ClosedPipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nobody reads the output")
+    }
+}
+
+impl std::error::Error for ClosedPipe {}
+
+impl Default for Out {
+    fn default() -> Self {
+        Self(BufWriter::new(io::stdout()))
+    }
+}
+
+impl Out {
+    /// Text as it is.
+    pub(crate) fn text(&mut self, text: &str) -> anyhow::Result<()> {
+        written(self.0.write_all(text.as_bytes()))
+    }
+
+    /// A line.
+    pub(crate) fn line(&mut self, text: &str) -> anyhow::Result<()> {
+        self.text(text)?;
+        self.text("\n")
+    }
+
+    /// A value as JSON, indented by two, and a line's end.
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        self.line(&serde_json::to_string_pretty(value)?)
+    }
+
+    /// A value as JSON in one line, handed on at once: programs read such lines as they come.
+    pub(crate) fn json_line(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        self.line(&serde_json::to_string(value)?)?;
+        self.flush()
+    }
+
+    /// Hands on what is buffered.
+    pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
+        written(self.0.flush())
+    }
+
+    /// A whole table.
+    pub(crate) fn table(&mut self, table: &Table) -> anyhow::Result<()> {
+        Listing::start(table.title.clone(), table.columns.clone()).rows(self, &table.rows)
+    }
+}
+
+fn written(result: io::Result<()>) -> anyhow::Result<()> {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => ClosedPipe.into(),
+        _ => anyhow::Error::new(error).context("cannot write the output"),
+    })
+}
+
+/// A table in memory, for what is small.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    title: Option<String>,
+    columns: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new<T: Into<String>>(columns: impl IntoIterator<Item = T>) -> Self {
+        Self {
+            columns: columns.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// A table of properties of one thing.
+    pub(crate) fn properties() -> Self {
+        Self::new(["Property", "Value"])
+    }
+
+    #[must_use]
+    pub(crate) fn titled(mut self, title: impl Into<String>) -> Self {
+        self.title = Some(title.into());
+        self
+    }
+
+    pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.rows.push(cells.into_iter().map(Into::into).collect());
+    }
+}
+
+/// A table that is written while its rows arrive. The first rows decide the columns' widths.
+pub(crate) struct Listing {
+    title: Option<String>,
+    columns: Vec<String>,
+    widths: Option<Vec<usize>>,
+}
+
+impl Listing {
+    pub(crate) fn start(title: Option<String>, columns: Vec<String>) -> Self {
+        Self {
+            title,
+            columns,
+            widths: None,
+        }
+    }
+
+    pub(crate) fn rows(&mut self, out: &mut Out, rows: &[Vec<String>]) -> anyhow::Result<()> {
+        let mut text = String::new();
+        if self.widths.is_none() {
+            self.head(&mut text, rows);
+        }
+        let widths = self.widths.as_deref().unwrap_or_default();
+        for row in rows {
+            draw(&mut text, row, widths, false);
+        }
+        out.text(&text)
+    }
+
+    fn head(&mut self, text: &mut String, rows: &[Vec<String>]) {
+        let widths = fit(&self.columns, rows, terminal::width());
+        if let Some(title) = &self.title {
+            text.push_str(title);
+            text.push('\n');
+        }
+        if !rows.is_empty() {
+            draw(text, &self.columns, &widths, terminal::colours());
+            let rule: Vec<String> = widths.iter().map(|width| "─".repeat(*width)).collect();
+            draw(text, &rule, &widths, false);
+        }
+        self.widths = Some(widths);
+    }
+}
+
+const GAP: usize = 2;
+/// No column becomes narrower than this, whatever the terminal.
+const NARROWEST: usize = 8;
+
+/// The columns' widths: as wide as their content, or fitted by taking from the widest. The first
+/// column names the row and gives last.
+fn fit(columns: &[String], rows: &[Vec<String>], room: Option<usize>) -> Vec<usize> {
+    let cells = |index: usize| rows.iter().filter_map(move |row| row.get(index));
+    let mut widths: Vec<usize> = (0..columns.len())
+        .map(|index| {
+            let widest = cells(index).map(|cell| measure_text_width(cell)).max();
+            widest.unwrap_or(0).max(measure_text_width(&columns[index]))
+        })
+        .collect();
+    let Some(room) = room else {
+        return widths;
+    };
+    let gaps = GAP * widths.len().saturating_sub(1);
+    while widths.iter().sum::<usize>() + gaps > room {
+        let widest = (0..widths.len())
+            .rev()
+            .filter(|index| widths[*index] > NARROWEST)
+            .max_by_key(|index| match index {
+                0 => widths[0] / 2,
+                _ => widths[*index],
+            });
+        match widest {
+            Some(index) => widths[index] -= 1,
+            None => break,
+        }
+    }
+    widths
+}
+
+/// Draws a row over as many lines as its longest cell needs.
+fn draw(text: &mut String, row: &[String], widths: &[usize], bold: bool) {
+    let cells: Vec<Vec<String>> = row
+        .iter()
+        .zip(widths)
+        .map(|(cell, width)| wrap(cell, *width))
+        .collect();
+    let lines = cells.iter().map(Vec::len).max().unwrap_or(0);
+    for line in 0..lines {
+        let mut drawn = String::new();
+        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
+            let part = cell.get(line).map_or("", String::as_str);
+            let padding = width.saturating_sub(measure_text_width(part));
+            match bold && !part.is_empty() {
+                true => drawn.push_str(&style(part).bold().to_string()),
+                false => drawn.push_str(part),
+            }
+            if index + 1 < cells.len() {
+                drawn.push_str(&" ".repeat(padding + GAP));
+            }
+        }
+        text.push_str(drawn.trim_end());
+        text.push('\n');
+    }
+}
+
+/// Breaks a cell into lines of at most `width` columns, at spaces where there are some.
+fn wrap(cell: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in cell.split('\n') {
+        let mut line = String::new();
+        let mut used = 0;
+        for word in paragraph.split_inclusive(' ') {
+            let fits = used + measure_text_width(word.trim_end()) <= width;
+            if !fits && used > 0 {
+                lines.push(std::mem::take(&mut line));
+                used = 0;
+            }
+            // What a server says must not reach the terminal as commands.
+            for letter in word.chars().filter(|letter| !letter.is_control()) {
+                let columns = measure_text_width(letter.encode_utf8(&mut [0; 4]));
+                if used + columns > width && letter != ' ' && width > 0 {
+                    lines.push(std::mem::take(&mut line));
+                    used = 0;
+                }
+                line.push(letter);
+                used += columns;
+            }
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// `{"<fields>…, "<key>": [items…]}` in the form of [`Out::json`], written while the items arrive.
+pub(crate) struct JsonList<'a> {
+    out: &'a mut Out,
+    first: bool,
+}
+
+impl<'a> JsonList<'a> {
+    /// Begins with these fields, already in their order.
+    pub(crate) fn start(
+        out: &'a mut Out,
+        fields: &[(&str, &str)],
+        key: &str,
+    ) -> anyhow::Result<Self> {
+        let mut text = String::from("{\n");
+        for (name, value) in fields {
+            let value = serde_json::to_string(value)?;
+            text.push_str(&format!("  \"{name}\": {value},\n"));
+        }
+        text.push_str(&format!("  \"{key}\": ["));
+        out.text(&text)?;
+        Ok(Self { out, first: true })
+    }
+
+    pub(crate) fn item(&mut self, item: &impl Serialize) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(item)?.replace('\n', "\n    ");
+        let comma = if self.first { "" } else { "," };
+        self.first = false;
+        self.out.text(&format!("{comma}\n    {text}"))
+    }
+
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        let end = if self.first { "]\n}\n" } else { "\n  ]\n}\n" };
+        self.out.text(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(cells: &[&str]) -> Vec<String> {
+        cells.iter().map(|cell| (*cell).to_owned()).collect()
+    }
+
+    #[track_caller]
+    fn check(columns: &[&str], rows: &[&[&str]], room: Option<usize>, expected: &[&str]) {
+        let columns = texts(columns);
+        let rows: Vec<Vec<String>> = rows.iter().map(|row| texts(row)).collect();
+        let widths = fit(&columns, &rows, room);
+        let mut text = String::new();
+        draw(&mut text, &columns, &widths, false);
+        for row in &rows {
+            draw(&mut text, row, &widths, false);
+        }
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn tables_fit_where_there_is_a_width() {
+        check(
+            &["Id", "Path"],
+            &[&["a", "tinker://run/weights/one"]],
+            None,
+            &["Id  Path", "a   tinker://run/weights/one"],
+        );
+        check(
+            &["Id", "Path"],
+            &[&["a", "tinker://run/weights/one"]],
+            Some(16),
+            &["Id  Path", "a   tinker://run", "    /weights/one"],
+        );
+        check(
+            &["Id", "Note"],
+            &[&["日本", "two words here"]],
+            Some(14),
+            &["Id    Note", "日本  two", "      words", "      here"],
+        );
+        // Narrower than any table can be: still every letter is there.
+        check(
+            &["A", "B"],
+            &[&["0123456789", "x"]],
+            Some(4),
+            &["A         B", "01234567  x", "89"],
+        );
+    }
+}
