@@ -36,6 +36,7 @@ pub struct RawCall {
     body: CallBody,
     timeout: Timeout,
     retries: bool,
+    prefix: &'static str,
 }
 
 /// What a [`RawCall`] sends.
@@ -137,7 +138,16 @@ impl RawCall {
             body: CallBody::Empty,
             timeout: Timeout::Default,
             retries: true,
+            prefix: API_PREFIX,
         }
+    }
+
+    /// Takes the path from the server's root instead of from `/api/v1/`: some servers offer
+    /// other protocols beside Tinker's, with the same credentials.
+    #[must_use]
+    pub fn at_root(mut self) -> Self {
+        self.prefix = "/";
+        self
     }
 
     /// Adds a parameter to the query.
@@ -218,14 +228,14 @@ impl ServiceClient {
 
 impl RawCall {
     /// The files of a form.
-    fn parts(&self) -> Vec<Part<'_>> {
+    pub(super) fn parts(&self) -> Vec<Part<'_>> {
         match &self.body {
             CallBody::Form(parts) => parts.iter().map(part).collect(),
             _ => Vec::new(),
         }
     }
 
-    fn request<'a>(&'a self, parts: &'a [Part<'a>]) -> Result<Request<'a>> {
+    pub(super) fn request<'a>(&'a self, parts: &'a [Part<'a>]) -> Result<Request<'a>> {
         let path = self.path.trim_start_matches('/');
         if path.is_empty() || path.contains("://") || path.contains(['?', '#']) {
             let problem = "must be a path below /api/v1/, without a query";
@@ -236,7 +246,7 @@ impl RawCall {
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str().into()))
             .collect();
-        let mut request = Request::new(self.method, format!("{API_PREFIX}{path}"), Pool::Rest)
+        let mut request = Request::new(self.method, format!("{}{path}", self.prefix), Pool::Rest)
             .with_query(query::encode(&query))
             .with_body(self.body.as_sent(parts));
         request.read_timeout = self.timeout;

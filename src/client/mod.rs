@@ -15,14 +15,23 @@ mod rest;
 mod resume;
 mod sampling;
 mod service;
+mod stream;
 mod training;
+#[cfg(feature = "archive")]
+mod unpack;
 
 pub use crate::runtime::sampling::SamplingProgress;
 pub use crate::runtime::training::ChunkOutput;
+pub use crate::wire::sse::Event;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};
-pub use rest::{CopyOptions, ListOptions, Pages, RestClient};
+pub use rest::{
+    CopyOptions, DownloadOptions, DownloadProgress, Downloaded, ListOptions, Pages, RestClient,
+};
 pub use resume::{Recovery, Resume};
 pub use sampling::{SamplerSource, SamplingClient};
 pub use service::{ServiceClient, TrainingOptions};
+pub use stream::{Events, RawStream};
 pub use training::{ChunkOutputs, Export, Save, TrainStep, TrainingClient};
+#[cfg(feature = "archive")]
+pub use unpack::unpack;

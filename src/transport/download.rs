@@ -1,4 +1,4 @@
-//! Signed URLs, streamed to a writer.
+//! Signed URLs, streamed to whoever takes the bytes.
 
 use std::io::{self, Read, Write};
 
@@ -15,30 +15,62 @@ pub(crate) struct Download {
     pub(crate) error_body: Vec<u8>,
 }
 
+/// Takes a download's bytes as they arrive.
+pub(crate) trait Receiver {
+    /// Hears the head of a success before its body; `false` leaves the body where it is.
+    fn begin(&mut self, head: &Head) -> io::Result<bool>;
+
+    /// Takes the next bytes.
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// A writer takes every body as it is.
+impl<W: Write> Receiver for W {
+    fn begin(&mut self, _: &Head) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+}
+
+/// The rest of something partly there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rest<'a> {
+    /// Where it begins; 0 asks for the whole.
+    pub(crate) from: u64,
+    /// What the whole was marked with: the server sends all of it if that has changed.
+    pub(crate) mark: Option<&'a str>,
+}
+
 impl Transport {
-    /// Fetches a URL into a writer, in constant memory. No key goes along: signed URLs carry
-    /// their own, and another host sees nothing that belongs to the service. `from` asks for the rest of something partly there; whether the server agreed
-    /// shows in the status (206, or 200 for the whole).
+    /// Fetches a URL in constant memory. No key goes along: signed URLs carry their own, and
+    /// another host sees nothing that belongs to the service. Whether the server sends the rest
+    /// that was asked for shows in the status: 206, or 200 for the whole.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when no answer came, it ended early, or the writer failed
+    /// A [`Fault`] when no answer came, it ended early, or the receiver failed
     /// ([`FaultKind::Request`]).
     pub(crate) fn download(
         &self,
         url: &str,
-        from: u64,
-        writer: &mut dyn Write,
+        rest: Rest<'_>,
+        receiver: &mut dyn Receiver,
     ) -> Result<Download, Fault> {
         let mut request = Request::new(Method::Get, url, Pool::Rest).with_accept("*/*");
         request.auth = Auth::None;
-        if from > 0 {
-            request = request.with_header("range", format!("bytes={from}-"));
+        if rest.from > 0 {
+            request = request.with_header("range", format!("bytes={}-", rest.from));
+            if let Some(mark) = rest.mark {
+                request = request.with_header("if-range", mark);
+            }
         }
-        self.stream_into(&request, writer)
+        self.stream_into(&request, receiver)
     }
 
-    /// Sends a request and copies a success's body to a writer, in constant memory.
+    /// Sends a request and hands on a success's body, in constant memory.
     ///
     /// # Errors
     ///
@@ -46,12 +78,14 @@ impl Transport {
     pub(crate) fn stream_into(
         &self,
         request: &Request<'_>,
-        writer: &mut dyn Write,
+        receiver: &mut dyn Receiver,
     ) -> Result<Download, Fault> {
         let (head, mut body) = self.stream(request)?;
         let mut error_body = Vec::new();
         if head.is_success() {
-            self.copy(&mut body, writer)?;
+            if receiver.begin(&head).map_err(unwritten)? {
+                self.copy(&mut body, receiver)?;
+            }
         } else {
             body.take(64 << 10)
                 .read_to_end(&mut error_body)
@@ -60,7 +94,7 @@ impl Transport {
         Ok(Download { head, error_body })
     }
 
-    fn copy(&self, body: &mut impl Read, writer: &mut dyn Write) -> Result<(), Fault> {
+    fn copy(&self, body: &mut impl Read, receiver: &mut dyn Receiver) -> Result<(), Fault> {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let count = match body.read(&mut buffer) {
@@ -69,9 +103,7 @@ impl Transport {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(self.body_fault(error)),
             };
-            writer.write_all(&buffer[..count]).map_err(|error| {
-                Fault::caused(FaultKind::Request, "the download cannot be written", error)
-            })?;
+            receiver.take(&buffer[..count]).map_err(unwritten)?;
         }
     }
 
@@ -81,4 +113,8 @@ impl Transport {
         }
         Fault::from_io(error, Phase::Body)
     }
+}
+
+fn unwritten(error: io::Error) -> Fault {
+    Fault::caused(FaultKind::Request, "the download cannot be written", error)
 }

@@ -33,7 +33,7 @@ use crate::config::{Config, Secret};
 use crate::error::Result;
 use crate::wire::route::{Method, Pool};
 
-pub(crate) use self::download::Download;
+pub(crate) use self::download::{Download, Receiver, Rest};
 pub(crate) use self::fault::{Fault, FaultKind};
 pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
 pub(crate) use crate::wire::PROTOCOL_VERSION;

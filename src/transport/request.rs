@@ -207,6 +207,19 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// A head for tests of what reads one.
+    #[cfg(test)]
+    pub(crate) fn of(status: u16, headers: &[(&str, &str)]) -> Self {
+        let pair = |(name, value): &(&str, &str)| {
+            let name: ureq::http::HeaderName = name.parse().expect("a header's name");
+            (name, value.parse().expect("a header's value"))
+        };
+        Self {
+            status,
+            headers: headers.iter().map(pair).collect(),
+        }
+    }
+
     /// A header's value by its name in any case; `None` if absent or not text.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()

@@ -15,6 +15,7 @@ pub(crate) mod request;
 pub(crate) mod route;
 pub(crate) mod sample;
 mod sink;
+pub(crate) mod sse;
 mod tensor;
 
 #[cfg(test)]

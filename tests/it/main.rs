@@ -9,6 +9,7 @@ mod calls;
 mod cli;
 mod clients;
 mod config;
+mod downloads;
 mod examples;
 mod faults;
 mod golden_index;

@@ -244,7 +244,13 @@ fn downloads_are_taken_up_where_they_broke() {
     let bytes = |body: &[u8]| Reply::bytes("application/octet-stream", body);
     server.reply("GET", "/file", Reply::status(503));
     server.reply("GET", "/file", bytes(&body).cut_before_end(40_000));
-    server.reply("GET", "/file", bytes(&body[60_000..]).with_status(206));
+    server.reply(
+        "GET",
+        "/file",
+        bytes(&body[60_000..])
+            .with_status(206)
+            .with_header("content-range", "bytes 60000-99999/100000"),
+    );
     let (rest, _) = client(&server);
     let folder = tempfile::tempdir().unwrap();
     let files = rest.download_external_weights(path, folder.path()).unwrap();

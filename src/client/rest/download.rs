@@ -1,5 +1,6 @@
 //! Weights and traces, streamed to disk.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -8,6 +9,8 @@ use serde::Deserialize;
 use super::{RestClient, checkpoint_request};
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::download;
+use crate::runtime::calls::files::{self, Links, Plan};
+use crate::runtime::calls::part::cannot;
 use crate::types::{CheckpointRef, ExternalWeightsUrls};
 use crate::wire::reply::decode_json;
 use crate::wire::route;
@@ -51,17 +54,21 @@ impl RestClient {
         checkpoint: impl Into<CheckpointRef>,
         folder: impl AsRef<Path>,
     ) -> Result<Vec<PathBuf>> {
-        let listed = self.external_weights_urls(checkpoint)?;
-        let link = self.service.link()?;
-        let files = listed
-            .urls
-            .iter()
-            .map(|(name, url)| Ok((inside(folder.as_ref(), name)?, url)))
-            .collect::<Result<Vec<_>>>()?;
-        for (file, url) in &files {
-            download::to_file(&link, url, file)?;
+        let checkpoint = checkpoint.into();
+        let sign = || self.external_weights_urls(checkpoint.clone());
+        let links = Links::new(&sign)?;
+        let mut places = BTreeMap::new();
+        for name in links.names() {
+            let place = inside(folder.as_ref(), &name)?;
+            places.insert(name, place);
         }
-        Ok(files.into_iter().map(|(file, _)| file).collect())
+        let plan = Plan {
+            parallel: 1,
+            lasting: false,
+            hook: &|_| (),
+        };
+        files::all(&*self.service.link()?, &links, &places, &plan)?;
+        Ok(places.into_values().collect())
     }
 
     /// Downloads a checkpoint as one archive, from servers that still offer it. The service
@@ -91,7 +98,7 @@ impl RestClient {
             return Ok(());
         }
         // Some servers name the address instead of redirecting to it.
-        let answer = fs::read(file).map_err(|error| download::cannot("read", file, error))?;
+        let answer = fs::read(file).map_err(|error| cannot("read", file, error))?;
         let elsewhere: Elsewhere = decode_json(&answer)?;
         download::to_file(&link, &elsewhere.url, file)
     }
@@ -111,7 +118,7 @@ impl RestClient {
 
 /// The place of a listed file below a folder. The names come from the service; none may lead
 /// elsewhere, on any operating system.
-fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
+pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
     let mut components = Path::new(name).components().peekable();
     let is_plain = components.peek().is_some()
         && components.all(|part| matches!(part, Component::Normal(_)))

@@ -1,6 +1,7 @@
 //! `RestClient`: runs, checkpoints and sessions.
 
 mod account;
+mod checkpoint;
 mod download;
 mod keys;
 mod pages;
@@ -26,6 +27,7 @@ use crate::wire::request::{
 };
 use crate::wire::route::{self, Route};
 
+pub use checkpoint::{DownloadOptions, DownloadProgress, Downloaded};
 use pages::Page;
 pub use pages::{ListOptions, Pages};
 

@@ -1,14 +1,13 @@
-//! Downloads to disk: attempts, resumption, and files that are whole or not there.
+//! One file from a signed URL: attempts, resumption, and a file that is whole or not there.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::link::Link;
+use super::part::{Given, Part};
 use crate::error::{Context, Error, Result};
 use crate::transport::retry::{Verdict, error_from_response, http_verdict};
-use crate::transport::{Auth, Download, Fault, Head, Request, Response};
+use crate::transport::{Auth, Download, Fault, Head, Request, Response, Rest};
 
 /// How often a broken download is taken up again.
 const RETRIES: u32 = 10;
@@ -16,32 +15,89 @@ const RETRIES: u32 = 10;
 const ARCHIVE_PAUSE: Duration = Duration::from_secs(30);
 const ARCHIVE_TRIES: u32 = 6;
 
+/// Hears how many bytes are there and, if known, how many there will be.
+pub(crate) type Hook<'a> = &'a (dyn Fn(u64, Option<u64>) + Sync);
+
+/// Where a file is. A signed URL works for a while only, so it may have to be asked for again.
+pub(crate) trait Source: Sync {
+    /// A URL that works now. `refused` says that the last one did not.
+    fn url(&self, refused: bool) -> Result<String>;
+}
+
+/// An address that cannot be renewed.
+impl Source for str {
+    fn url(&self, _: bool) -> Result<String> {
+        Ok(self.to_owned())
+    }
+}
+
 /// Fetches a signed URL into a file. What a broken connection left is kept and the rest asked
 /// for; the file has its name only once it is whole.
 pub(crate) fn to_file(link: &Link, url: &str, file: &Path) -> Result<()> {
-    let mut part = Part::create(file)?;
-    let mut tries = 0;
+    fetch(link, url, Part::scratch(file)?, &|_, _| ())
+}
+
+/// The same from wherever the source says, into a part that may hold what an earlier process
+/// left.
+pub(crate) fn fetch<S: Source + ?Sized>(
+    link: &Link,
+    source: &S,
+    mut part: Part,
+    hook: Hook<'_>,
+) -> Result<()> {
+    let (mut tries, mut refused) = (0, false);
     loop {
-        let from = part.written;
-        let outcome = link.transport().download(url, from, &mut part);
-        // Asked for the rest, some servers send the whole again.
-        let whole_again = matches!(&outcome, Ok(done) if from > 0 && done.head.status == 200);
-        if whole_again {
-            part.restart()?;
-            continue;
+        let url = source.url(refused)?;
+        let known = part.known();
+        let rest = Rest {
+            from: known.resumable(),
+            mark: known.mark.as_deref(),
+        };
+        let outcome = link.transport().download(&url, rest, &mut part.with(hook));
+        if let Ok(done) = &outcome {
+            match part.judge(&done.head) {
+                Given::Whole => {
+                    let known = part.known();
+                    hook(known.written, known.total);
+                    return part.finish();
+                }
+                Given::Useless => {
+                    // What is there belongs to something else: begin again, which is not a
+                    // failure of the server but must not go on for ever either.
+                    part.restart()?;
+                    tries += 1;
+                    if tries > RETRIES {
+                        return Err(Error::Reply(Context::new(
+                            "a download that changes while it is fetched",
+                        )));
+                    }
+                    continue;
+                }
+                Given::Refused => {}
+            }
+            // A signature that has run out is renewed once.
+            if matches!(done.head.status, 401 | 403) && !refused {
+                refused = true;
+                continue;
+            }
         }
         match settle(outcome, "download", &mut tries, RETRIES) {
-            Step::Done(_) => return part.finish(),
-            Step::Again(delay, error) => pause(link, delay, &error)?,
-            Step::Fail(error) => return Err(error),
+            Step::Again(delay, error) => {
+                if let Err(closed) = pause(link, delay, &error) {
+                    return Err(part.abandon(closed));
+                }
+            }
+            Step::Fail(error) => return Err(part.abandon(error)),
+            Step::Done(_) => unreachable!("successes are judged by the part"),
         }
+        refused = false;
     }
 }
 
 /// Fetches what an endpoint answers, or redirects to, into a file. Archives are made on demand:
 /// a 503 says "not yet".
 pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<Head> {
-    let mut part = Part::create(file)?;
+    let mut part = Part::scratch(file)?;
     let (mut tries, mut waits) = (0, 1);
     loop {
         part.restart()?;
@@ -49,7 +105,9 @@ pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<
         let mut attempt = request.clone();
         attempt.auth = Auth::Key(&key);
         attempt.retry_count = tries;
-        let outcome = link.transport().stream_into(&attempt, &mut part);
+        let outcome = link
+            .transport()
+            .stream_into(&attempt, &mut part.with(&|_, _| ()));
         let not_yet = matches!(&outcome, Ok(answer) if answer.head.status == 503);
         match settle(outcome, &request.label, &mut tries, RETRIES) {
             Step::Done(head) => return part.finish().map(|()| head),
@@ -64,14 +122,6 @@ pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<
             Step::Fail(error) => return Err(error),
         }
     }
-}
-
-/// An input/output error as one of ours.
-pub(crate) fn cannot(what: &str, file: &Path, error: io::Error) -> Error {
-    Error::Internal(Context::caused(
-        format!("cannot {what} {}", file.display()),
-        error,
-    ))
 }
 
 enum Step {
@@ -112,75 +162,5 @@ fn pause(link: &Link, delay: Duration, cause: &Error) -> Result<()> {
             cause.clone(),
         ))),
         false => Ok(()),
-    }
-}
-
-/// A file in the making, beside its final place. Removed again unless finished.
-struct Part {
-    target: PathBuf,
-    path: PathBuf,
-    out: Option<BufWriter<File>>,
-    written: u64,
-}
-
-impl Part {
-    fn create(target: &Path) -> Result<Self> {
-        if let Some(folder) = target.parent() {
-            fs::create_dir_all(folder).map_err(|error| cannot("make", folder, error))?;
-        }
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let path = target.with_file_name(format!(".{name}.{}.part", fastrand::u64(..)));
-        let mut part = Self {
-            target: target.to_owned(),
-            path,
-            out: None,
-            written: 0,
-        };
-        part.restart()?;
-        Ok(part)
-    }
-
-    /// Empties the file.
-    fn restart(&mut self) -> Result<()> {
-        // Dropped as it is, the buffer would go to the file after all.
-        drop(self.out.take().map(BufWriter::into_parts));
-        let file = File::create(&self.path).map_err(|error| cannot("write", &self.path, error))?;
-        self.out = Some(BufWriter::with_capacity(256 << 10, file));
-        self.written = 0;
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<()> {
-        let flushed = match self.out.take() {
-            Some(out) => out.into_inner().map_err(io::IntoInnerError::into_error),
-            None => Err(io::Error::other("the file is not open")),
-        };
-        flushed
-            .and_then(|file| file.sync_all())
-            .and_then(|()| fs::rename(&self.path, &self.target))
-            .map_err(|error| cannot("write", &self.target, error))
-    }
-}
-
-impl Write for Part {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = match &mut self.out {
-            Some(out) => out.write(bytes)?,
-            None => return Err(io::Error::other("the file is not open")),
-        };
-        self.written += count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.as_mut().map_or(Ok(()), Write::flush)
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        drop(self.out.take());
-        // After `finish` there is nothing left to remove.
-        let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,6 +1,7 @@
 //! The way to one service: its connections, its credentials, and how it wants to be spoken to.
 
 use std::collections::HashSet;
+use std::io::Read;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
@@ -12,8 +13,8 @@ use crate::runtime::clock::Clock;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
-use crate::transport::retry::BillingWindow;
-use crate::transport::{Body, PROTOCOL_VERSION, Request, Transport};
+use crate::transport::retry::{BillingWindow, error_from_response};
+use crate::transport::{Auth, Body, Head, PROTOCOL_VERSION, Request, Response, Transport};
 use crate::types::ClientConfig;
 use crate::wire::reply::AuthTokenReply;
 use crate::wire::request::{AuthTokenRequest, ClientConfigRequest, to_json};
@@ -167,6 +168,27 @@ impl Link {
                 cache.token(SystemTime::now(), || self.fetch_token(credential))
             }
         }
+    }
+
+    /// Sends a request once and hands out a success's body as it arrives.
+    pub(crate) fn stream(&self, request: Request<'_>) -> Result<(Head, Box<dyn Read + Send>)> {
+        let key = self.key()?;
+        let mut request = request;
+        request.auth = Auth::Key(&key);
+        let outcome = self.transport.stream(&request);
+        let (head, mut body) = outcome.map_err(|fault| fault.to_error(&request.label))?;
+        if head.is_success() {
+            return Ok((head, Box::new(body)));
+        }
+        let mut text = Vec::new();
+        // What an error says is worth no second error.
+        let _ = body.by_ref().take(64 << 10).read_to_end(&mut text);
+        let response = Response { head, body: text };
+        Err(error_from_response(
+            &response,
+            &request.label,
+            SystemTime::now(),
+        ))
     }
 
     fn fetch_token(&self, credential: &Credential) -> Result<Secret> {

@@ -1,7 +1,9 @@
 //! A request with its retries: the link to a service, the retry loop, downloads.
 
 pub(crate) mod download;
+pub(crate) mod files;
 mod link;
+pub(crate) mod part;
 mod retry;
 
 pub(crate) use crate::transport::{Body, Part, Request, Response, Source};

@@ -190,7 +190,7 @@ fn downloads_arrive_whole_however_they_are_split() {
     ] {
         server.reply("GET", "/file", reply);
         let mut out = Vec::new();
-        transport.download(&url, 0, &mut out).unwrap();
+        transport.download(&url, Rest::default(), &mut out).unwrap();
         assert!(out == content);
     }
     let seen = &server.requests()[0];
@@ -209,11 +209,22 @@ fn a_download_that_ends_early_can_be_resumed() {
         Reply::bytes("a/b", "0123456789").cut_before_end(4),
     );
     let mut out = Vec::new();
-    let fault = transport.download(&url, 0, &mut out).unwrap_err();
+    let fault = transport
+        .download(&url, Rest::default(), &mut out)
+        .unwrap_err();
     assert_eq!(fault.kind, FaultKind::Truncated);
     assert_eq!(out, b"012345");
     server.reply("GET", "/file", Reply::bytes("a/b", "6789").with_status(206));
-    let done = transport.download(&url, 6, &mut out).unwrap();
+    let done = transport
+        .download(
+            &url,
+            Rest {
+                from: 6,
+                mark: None,
+            },
+            &mut out,
+        )
+        .unwrap();
     assert_eq!(done.head.status, 206);
     assert_eq!(out, b"0123456789");
     assert_eq!(server.requests()[1].header("range"), Some("bytes=6-"));
@@ -229,7 +240,9 @@ fn a_refused_download_writes_nothing() {
     );
     let mut out = Vec::new();
     let url = format!("{}/file", server.url());
-    let done = transport(&server).download(&url, 0, &mut out).unwrap();
+    let done = transport(&server)
+        .download(&url, Rest::default(), &mut out)
+        .unwrap();
     assert_eq!(done.head.status, 403);
     assert_eq!(done.error_body, b"<Expired/>");
     assert!(out.is_empty());

@@ -279,7 +279,16 @@ fn a_signed_url_sees_three_headers_only() {
         .with_cloudflare_access("id", "secret");
     let transport = Transport::new(&config).unwrap();
     let url = format!("{}/file?sig=1", storage.url());
-    transport.download(&url, 1, &mut Vec::new()).unwrap();
+    transport
+        .download(
+            &url,
+            Rest {
+                from: 1,
+                mark: None,
+            },
+            &mut Vec::new(),
+        )
+        .unwrap();
     // Not even a key that was asked for.
     let key = Secret::from("tml-hunter2");
     let request = Request::new(Method::Get, url.as_str(), Pool::Rest).with_key(&key);

@@ -93,10 +93,12 @@ fn log_everything() {
         }
     }
     transport.exchange(&get("audit").with_key(&key)).unwrap();
-    transport.download(&signed, 0, &mut Vec::new()).unwrap();
+    transport
+        .download(&signed, Rest::default(), &mut Vec::new())
+        .unwrap();
     let malformed = format!("{}/fi le?sig=hunter2", server.url());
     let fault = transport
-        .download(&malformed, 0, &mut Vec::new())
+        .download(&malformed, Rest::default(), &mut Vec::new())
         .unwrap_err();
     println!("{fault} {fault:?}");
 }

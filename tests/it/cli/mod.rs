@@ -1,5 +1,7 @@
 //! The built `tinker` binary, run as a user runs it.
 
+mod bad_input;
+mod drop_in;
 mod golden;
 
 use std::ffi::OsStr;

@@ -1,6 +1,7 @@
 //! `tinker checkpoint`: saved weights of the service.
 
 mod delete;
+mod download;
 
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(crate) enum Checkpoint {
     SetTtl(SetTtl),
     /// Delete checkpoints for good.
     Delete(delete::Delete),
+    /// Download a training checkpoint or external weights into a folder of its own.
+    Download(download::Download),
 }
 
 /// One checkpoint.
@@ -76,6 +79,7 @@ impl Checkpoint {
             }
             Self::SetTtl(set) => set.run(context),
             Self::Delete(delete) => delete.run(context),
+            Self::Download(download) => download.run(context),
         }
     }
 }

@@ -1,0 +1,152 @@
+//! What goes wrong is said in one line, with what to do next, and ends with the right code.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::json;
+use tinker::local::LocalServer;
+
+use super::Desk;
+use crate::support::scripted::{Reply, Server};
+
+/// Runs a command that must fail with this code and say both of these in two lines.
+#[track_caller]
+fn check(desk: &Desk, args: &[&str], exit: i32, problem: &str, advice: &str) {
+    let said = desk.run(args);
+    assert_eq!(said.stdout, "", "{said:?}");
+    let text = said.failed(exit);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() <= 2, "{text}");
+    assert!(
+        lines[0].starts_with("Error: ") && lines[0].contains(problem),
+        "{text}"
+    );
+    assert!(lines[1].contains(advice), "{text}");
+}
+
+#[test]
+fn what_the_server_refuses_is_explained() {
+    let server = LocalServer::builder().api_key("tml-right").start().unwrap();
+    let right = Desk::at(&server.base_url()).with("TINKER_API_KEY", "tml-right");
+    check(
+        &right,
+        &["run", "info", "nope"],
+        1,
+        "404",
+        "tinker run list",
+    );
+    let wrong = Desk::at(&server.base_url()).with("TINKER_API_KEY", "tml-wrong");
+    check(&wrong, &["run", "list"], 1, "401", "check TINKER_API_KEY");
+    let none = Desk::bare().with("TINKER_BASE_URL", &server.base_url());
+    check(
+        &none,
+        &["run", "list"],
+        1,
+        "credentials",
+        "tinker auth login",
+    );
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_named() {
+    // Bound and closed again: nobody listens there.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap();
+    drop(port);
+    let desk = Desk::at(&format!("http://{address}"));
+    check(
+        &desk,
+        &["run", "list"],
+        1,
+        "no usable answer",
+        "TINKER_BASE_URL",
+    );
+}
+
+#[test]
+fn a_server_that_answers_with_a_page_is_told_from_tinker() {
+    let server = Server::start();
+    let page = format!("<html>\n<body>{}</body>\n</html>", "welcome ".repeat(2_000));
+    server.otherwise(move |_| Reply::bytes("text/html", page.clone()));
+    let desk = Desk::at(&server.url());
+    check(&desk, &["run", "list"], 1, "", "a Tinker server");
+    server.otherwise(|_| Reply::bytes("text/html", "<h1>\u{1b}[2Jnot here</h1>").with_status(404));
+    let said = desk.run(&["run", "list"]).failed(1);
+    assert!(
+        !said.contains('\u{1b}'),
+        "a server's text is no command to the terminal: {said:?}"
+    );
+}
+
+#[test]
+fn wrong_words_are_usage_errors() {
+    let desk = Desk::bare();
+    for (args, problem) in [
+        (&["nosuch"][..], "unrecognized subcommand 'nosuch'"),
+        (&["run", "list", "--limit", "many"], "invalid value 'many'"),
+        (&["checkpoint", "info"], "<CHECKPOINT_PATH>"),
+        (&["-f", "yaml", "version"], "possible values: table, json"),
+    ] {
+        let text = desk.run(args).failed(2);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[0].starts_with("Usage: tinker"), "{text}");
+        assert!(lines[1].contains("--help"), "{text}");
+        assert!(
+            lines[3].starts_with("Error: ") && lines[3].contains(problem),
+            "{text}"
+        );
+    }
+    let said = desk.run(&["run", "list", "--columns", "id,zzz"]).failed(2);
+    assert!(
+        said.contains("unknown column zzz; there are id, model"),
+        "{said}"
+    );
+}
+
+#[test]
+fn files_that_cannot_be_written_are_named() {
+    let server = Server::start();
+    let url = server.url();
+    server.always("POST", "client/config", Reply::json(&json!({})));
+    let links =
+        json!({"urls": {"a.bin": format!("{url}/dl/a")}, "expires": "2099-01-01T00:00:00Z"});
+    let route = "training_runs/R/checkpoints/external_weights/a/external_weights_urls";
+    server.always("GET", route, Reply::json(&links));
+    server.always(
+        "GET",
+        "/dl/a",
+        Reply::bytes("application/octet-stream", vec![0; 100_000]),
+    );
+    let desk = Desk::at(&url);
+    let locked = desk.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    let path = "tinker://R/external_weights/a";
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
+    // The superuser may write anywhere, and there the command simply works.
+    if fs::write(locked.join("probe"), "").is_err() {
+        let said = desk.run(&["checkpoint", "download", path, "-o", "locked"]);
+        let text = said.failed(1);
+        assert!(
+            text.contains("locked") && text.contains("ermission denied"),
+            "{text}"
+        );
+    }
+    // A full disk, as far as this process is concerned.
+    let out = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let status = desk.command(&["version"]).stdout(out).output().unwrap();
+    let text = String::from_utf8(status.stderr).unwrap();
+    assert_eq!(status.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("cannot write the output") && text.contains("No space left"),
+        "{text}"
+    );
+    let hostile =
+        json!({"urls": {"../evil": format!("{url}/dl/a")}, "expires": "2099-01-01T00:00:00Z"});
+    server.always("GET", route, Reply::json(&hostile));
+    let text = desk.run(&["checkpoint", "download", path]).failed(1);
+    assert!(text.contains("\"../evil\""), "{text}");
+}
