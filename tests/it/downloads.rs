@@ -325,7 +325,7 @@ fn a_training_checkpoint_is_exported_fetched_and_the_export_deleted() {
     let server = tinker::local::LocalServer::builder().start().unwrap();
     let service: ServiceClient = local::service(&server);
     let training = local::train(&service);
-    let saved = training.save_state("final", Default::default()).unwrap();
+    let saved = training.save_state("final").unwrap();
     let path = saved.join().unwrap().path;
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("adapter");

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::RestClient;
 use super::download::inside;
-use crate::client::{ExportOptions, ResumeOptions};
+use crate::client::{Export, Resume};
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::files::{self, Links, Plan};
 use crate::runtime::calls::part::{cannot, forget};
-use crate::types::{CheckpointKind, TinkerPath};
+use crate::types::{CheckpointKind, CheckpointRef, TinkerPath};
 
 pub use crate::runtime::calls::files::DownloadProgress;
 
@@ -100,7 +100,7 @@ impl RestClient {
     ///
     /// let service = ServiceClient::local()?; // or ServiceClient::from_env()?
     /// let training = service.create_lora_training_client("tinker-local/tiny", LoraConfig::rank(4))?;
-    /// let path = training.save_state("final", Default::default())?.join()?.path;
+    /// let path = training.save_state("final")?.join()?.path;
     /// # let home = tempfile::tempdir()?;
     /// # let folder = home.path().join("adapter");
     /// let got = service.rest().download_checkpoint(&path, &folder, DownloadOptions::default())?;
@@ -115,10 +115,12 @@ impl RestClient {
     /// what befalls requests and files.
     pub fn download_checkpoint(
         &self,
-        path: &str,
+        checkpoint: impl Into<CheckpointRef>,
         folder: impl AsRef<Path>,
         options: DownloadOptions,
     ) -> Result<Downloaded> {
+        let path = checkpoint.into().to_string();
+        let path = path.as_str();
         let parsed: TinkerPath = path.parse()?;
         let folder = folder.as_ref();
         if folder.exists() && !options.force {

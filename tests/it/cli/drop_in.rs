@@ -22,13 +22,13 @@ impl Scene {
         let service: ServiceClient = local::service(&server);
         let training = local::train(&service);
         training
-            .save_state("one", Default::default())
+            .save_state("one")
             .unwrap()
             .join()
             .unwrap();
-        let saved = training.save_weights_for_sampler("one", Default::default());
+        let saved = training.save_weights_for_sampler("one");
         saved.unwrap().join().unwrap();
-        let exported = training.save_weights_external("one", Default::default());
+        let exported = training.save_weights_external("one");
         exported.unwrap().join().unwrap();
         let run = training.model_id().to_string();
         let desk = Desk::at(&server.base_url());

@@ -75,7 +75,7 @@ impl List {
         };
         let fetch = |count: u32, offset: u64| {
             let options = ListOptions::default().with_limit(count).with_offset(offset);
-            let page = rest.list_training_runs(&options)?;
+            let page = rest.list_training_runs(options)?;
             Ok((page.training_runs, Some(page.cursor.total_count)))
         };
         if context.is_json() {

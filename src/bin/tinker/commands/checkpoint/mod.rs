@@ -149,7 +149,7 @@ impl List {
             Some(run) => Ok((rest.list_checkpoints(run)?, None)),
             None => {
                 let options = ListOptions::default().with_limit(count).with_offset(offset);
-                let page = rest.list_user_checkpoints(&options)?;
+                let page = rest.list_user_checkpoints(options)?;
                 Ok((
                     page.checkpoints,
                     page.cursor.map(|cursor| cursor.total_count),
