@@ -271,7 +271,7 @@ fn a_client_closed_meanwhile_leaves_whole_files_only() {
         // The second file is whole, the first half there.
         while begun.recv().unwrap().files < 1 {}
         gate.wait_for(1);
-        service.close(FinishReason::Interrupted, None).unwrap();
+        service.close_as(FinishReason::Interrupted, None).unwrap();
         download.join().unwrap()
     });
     gate.open();
@@ -339,7 +339,7 @@ fn a_training_checkpoint_is_exported_fetched_and_the_export_deleted() {
     );
     assert_eq!(got.files.len(), 2);
     let kinds: Vec<String> = rest
-        .user_checkpoints(Default::default())
+        .user_checkpoints(tinker::client::ListOptions::default())
         .map(|one| one.unwrap().checkpoint_type.to_string())
         .collect();
     assert_eq!(kinds, ["training"], "the export is gone");

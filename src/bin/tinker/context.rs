@@ -64,7 +64,7 @@ fn connect(config: Config) -> anyhow::Result<ServiceClient> {
     let held = service.clone();
     interrupt::on(move || {
         // The session may have ended; the program ends in any case.
-        let _ = held.close(FinishReason::Interrupted, Some("Ctrl-C"));
+        let _ = held.close_as(FinishReason::Interrupted, Some("Ctrl-C"));
     });
     Ok(service)
 }

@@ -183,11 +183,11 @@ impl RestClient {
         folder: &Path,
         options: &DownloadOptions,
     ) -> Result<Downloaded> {
-        let note =
-            ResumeOptions::default().with_metadata("created_by", "tinker checkpoint download");
-        let training = self.service.create_training_client_from_state(path, note)?;
-        let export = ExportOptions::default().with_ttl(EXPORT_TTL);
-        let saved = training.save_weights_external("download", export)?.join()?;
+        let resume =
+            Resume::from_checkpoint(path).with_metadata("created_by", "tinker checkpoint download");
+        let training = self.service.create_training_client_from_state(resume)?;
+        let export = Export::named("download").with_ttl(EXPORT_TTL);
+        let saved = training.save_weights_external(export)?.join()?;
         let export = saved.path.ok_or_else(|| {
             Error::Reply(Context::new("the service does not say where the export is"))
         })?;

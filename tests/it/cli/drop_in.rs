@@ -21,11 +21,7 @@ impl Scene {
         let server = LocalServer::builder().start().unwrap();
         let service: ServiceClient = local::service(&server);
         let training = local::train(&service);
-        training
-            .save_state("one")
-            .unwrap()
-            .join()
-            .unwrap();
+        training.save_state("one").unwrap().join().unwrap();
         let saved = training.save_weights_for_sampler("one");
         saved.unwrap().join().unwrap();
         let exported = training.save_weights_external("one");

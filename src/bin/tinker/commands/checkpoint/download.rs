@@ -119,6 +119,6 @@ pub(super) fn fetch(
         Err(_) => FinishReason::Errored,
     };
     // The session ends with its heartbeats in any case.
-    let _ = service.close(reason, None);
+    let _ = service.close_as(reason, None);
     outcome.context("the download failed")
 }
