@@ -244,9 +244,8 @@ impl ServiceClient {
         self.host.link()
     }
 
-    /// The connections as they are, for calls that bring their own credential.
-    pub(super) fn transport(&self) -> &Transport {
-        &self.inner.transport
+    pub(super) fn host(&self) -> &Host {
+        &self.host
     }
 
     pub(super) fn config(&self) -> &Config {

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use super::call::RawCall;
 use super::service::ServiceClient;
 use crate::error::{Context, Error, Result};
-use crate::transport::Head;
+use crate::runtime::calls::Head;
 use crate::wire::sse::{Event, SseReader};
 
 /// The answer to a [`RawCall`] while it arrives. Reading blocks until there is more; memory is

@@ -6,7 +6,7 @@ mod link;
 pub(crate) mod part;
 mod retry;
 
-pub(crate) use crate::transport::{Body, Part, Request, Response, Source};
+pub(crate) use crate::transport::{Body, Head, Part, Request, Response, Source};
 
 pub(crate) use self::link::{Link, config_body};
 pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, Unaccepted};

@@ -1,16 +1,19 @@
 //! A service and this process's one session with it, opened when it is first needed.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::{Opened, Session, fetch_dynamic};
-use crate::config::Config;
+use crate::config::{Config, Secret};
 use crate::error::Result;
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
 use crate::runtime::stop::Stop;
-use crate::transport::Transport;
+use crate::transport::retry::error_from_response;
+use crate::transport::{Auth, Request, Response, Transport};
 use crate::types::{ClientConfig, FinishReason};
 use crate::wire::handle::SamplerHandle;
+use crate::wire::route::Route;
 
 /// What a service client holds.
 pub(crate) struct Host {
@@ -50,6 +53,20 @@ impl Host {
                 Link::open(&self.config, self.transport.clone(), clock, stop)?;
             Ok((Arc::new(link), client_config))
         })
+    }
+
+    /// Calls an endpoint once with a key of its own, as whoever holds that key.
+    pub(crate) fn call_as(&self, key: &Secret, route: &Route) -> Result<Response> {
+        let mut request = Request::to(route, route.fixed_path());
+        request.auth = Auth::Key(key);
+        match self.transport.exchange(&request) {
+            Ok(response) if response.is_success() => Ok(response),
+            Ok(response) => {
+                let now = SystemTime::now();
+                Err(error_from_response(&response, &request.label, now))
+            }
+            Err(fault) => Err(fault.to_error(&request.label)),
+        }
     }
 
     /// The session, opened at the first call. Others wait for it rather than open their own.

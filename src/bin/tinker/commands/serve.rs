@@ -82,9 +82,10 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     if let Some(file) = &serve.port_file {
         write_port(file, server.port())?;
     }
-    println!("{}", server.base_url());
     // Whoever reads a pipe waits for this line.
-    std::io::stdout().flush()?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", server.base_url())?;
+    out.flush()?;
     signals.wait();
     drop(server);
     Ok(())
