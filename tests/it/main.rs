@@ -1,29 +1,53 @@
-//! The one integration crate: a module per feature.
+//! The one integration crate: a module per feature, each with a sentence.
 
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot go on should stop there"
 )]
 
+/// Calls of the public API by name: raw requests, headers, queries.
 mod calls;
+/// The `tinker` binary.
 mod cli;
+/// What clients share: clones, drops, closing.
 mod clients;
+/// Keys, files and the environment.
 mod config;
+/// Downloads of signed files: resumed, checked, signed again.
 mod downloads;
+/// Every example, run.
 mod examples;
+/// The fault matrix: what each answer or silence leads to, over real sockets.
 mod faults;
+/// Which recorded file is used by which test.
 mod golden_index;
+/// Public types against recorded values.
 mod golden_types;
+/// Values no server should send.
 mod hostile_values;
+/// Losses of one's own, here and on the server.
 mod loss;
+/// Python's exported names, found in the documentation.
 mod names;
+/// The official Python SDKs as guests of the embedded server.
 mod python;
+/// Threads, memory and sockets, counted in child processes.
 mod resources;
+/// Runs, checkpoints, sessions and accounts.
 mod rest;
+/// Samples, one and many.
 mod sampling;
+/// The embedded server, from outside.
 mod server;
+/// How a session lives and ends.
 mod sessions;
+/// What tests share: servers, clients, Python.
 mod support;
+/// Tokenizers and templates.
 mod text;
+/// Datums from text, conversations and trajectories.
 mod text_data;
+/// The doors between the rooms of the sources.
+mod tidy;
+/// The training client's queue.
 mod training;
