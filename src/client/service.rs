@@ -24,7 +24,7 @@ use crate::wire::route;
 ///
 /// Making one does nothing yet; the session with the service begins when the first training or
 /// sampling client needs it, and ends when [`close`](Self::close) is called or the last client
-/// and the last [`Pending`] are dropped. `Clone + Send + Sync` around one `Arc`.
+/// and the last [`Pending`](crate::Pending) are dropped. `Clone + Send + Sync` around one `Arc`.
 ///
 /// ```
 /// # fn main() -> tinker::Result<()> {

@@ -181,7 +181,7 @@ impl Json {
     }
 }
 
-/// As [`Json::dump`] with spaces after separators and other scripts as they are.
+/// As `Json::dump` with spaces after separators and other scripts as they are.
 impl std::fmt::Display for Json {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.dump(Style::PLAIN))

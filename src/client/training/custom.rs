@@ -7,7 +7,7 @@ use crate::runtime::pending::Pending;
 use crate::types::{Datum, ForwardBackwardOutput, LossFn, TensorData};
 
 impl TrainingClient {
-    /// Trains with a loss of your own: see [`loss`](crate::loss).
+    /// Trains with a loss of your own: see [`crate::loss`].
     ///
     /// Blocks for a forward pass, computes the loss on this thread (so it may borrow), submits
     /// the backward pass and returns its handle; a later `optim_step` is ordered after it. The
