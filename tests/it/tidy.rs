@@ -331,7 +331,7 @@ fn uses(line: &str, name: &str) -> bool {
         let before = line[..at].chars().next_back();
         let after = line[at + name.len()..].chars().next();
         let ends_as_word = name.chars().next_back().is_some_and(word);
-        !before.is_some_and(word) && !(ends_as_word && after.is_some_and(word))
+        !(before.is_some_and(word) || ends_as_word && after.is_some_and(word))
     })
 }
 
