@@ -1,4 +1,33 @@
 //! The one error type, shaped by what a caller does next.
+//!
+//! # What to do about an error
+//!
+//! An error says what went wrong (its variant), and whether the request behind it took effect on
+//! the service ([`Error::effect`]). What to do follows from both ([`Error::remedy`]): a training
+//! operation that the service has, or may have, must not be submitted again, or a gradient counts
+//! twice. An *idempotent* request ([`Context::idempotent`]: a sample, a forward pass, a listing) may
+//! always be repeated. [`Error::is_retryable`] is true where the remedy is [`Remedy::Resubmit`].
+//!
+//! | error | effect | remedy |
+//! |---|---|---|
+//! | `Invalid`, `Callback` | none | `FixInput` |
+//! | `Config`, `Credentials`, `Io`, `Closed` | any | `FixSetup` |
+//! | `Status` 401, 402, 403, 407 | any | `FixSetup` |
+//! | `Status` 408, 429, 5xx but 501; `Connection`; `Timeout` | none, or idempotent | `Resubmit` |
+//! | the same | unknown | `RestoreFromCheckpoint` |
+//! | the same | accepted | `Wait` |
+//! | any other `Status` | none, or idempotent | `FixInput` |
+//! | the same | unknown | `RestoreFromCheckpoint` |
+//! | the same | accepted | `Wait` |
+//! | `Failed` by the user's fault | none, or idempotent | `FixInput` |
+//! | `Failed` otherwise | none, or idempotent | `Resubmit` |
+//! | `Failed` in part of a call whose rest went through | unknown, accepted | `RestoreFromCheckpoint` |
+//! | `Lost` | none, or idempotent | `Resubmit` |
+//! | the same | unknown, accepted | `RestoreFromCheckpoint` |
+//! | `Broken` | any | `RestoreFromCheckpoint` |
+//! | `NotSent` | none | that of the failure it names as its source |
+//! | `Cancelled` | any | `Nothing` |
+//! | `Reply`, `Internal` | any | `Report` |
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -50,14 +79,22 @@ pub enum Error {
     /// The service accepted the request, ran it, and reports that it failed.
     #[doc(alias = "RequestFailedError")]
     Failed(Box<Context>),
-    /// The service no longer knows the request it had accepted.
+    /// The service no longer knows what it had accepted: a request, or the session.
     Lost(Box<Context>),
-    /// A training client whose place in the model's sequence is unknown; it accepts nothing more.
+    /// A training client that accepts nothing more: its place in the model's sequence is unknown,
+    /// or the service has forgotten the model.
     Broken(Box<Context>),
     /// The client was closed.
     Closed(Box<Context>),
-    /// A bug or an exhausted resource on this side: a panic in a callback, a thread that could
-    /// not be started, a file that could not be written.
+    /// The operation was cancelled by whoever asked for it.
+    Cancelled(Box<Context>),
+    /// The operation was never sent, because one it depends on failed: its source.
+    NotSent(Box<Context>),
+    /// A file on this machine could not be read or written.
+    Io(Box<Context>),
+    /// A function of the caller's own failed or panicked: a loss, an observer, a source of data.
+    Callback(Box<Context>),
+    /// A bug or an exhausted resource on this side, such as a thread that could not be started.
     Internal(Box<Context>),
 }
 
@@ -98,8 +135,38 @@ pub struct Context {
     pub body: Option<serde_json::Value>,
     /// How long the service asked to wait.
     pub retry_after: Option<Duration>,
+    /// Whether the request took effect on the service.
+    pub effect: Effect,
+    /// Whether the same request may be made again without harm, whatever its effect: a sample, a
+    /// forward pass, a question.
+    pub idempotent: bool,
     /// The cause below this layer.
     pub source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+/// Whether a request that failed took effect on the service.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Effect {
+    /// It never left, was refused before it counted, or ran and changed nothing.
+    #[default]
+    None,
+    /// It was sent, and nothing says whether it counted.
+    Unknown,
+    /// The service has it: it ran, runs, or will run.
+    Accepted,
+}
+
+impl Effect {
+    /// What is known of two attempts at one request, or of two parts of one call.
+    #[must_use]
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Accepted, _) | (_, Self::Accepted) => Self::Accepted,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::None, Self::None) => Self::None,
+        }
+    }
 }
 
 /// Who the service holds responsible for a failed request.
@@ -149,12 +216,18 @@ impl fmt::Display for ErrorCategory {
 pub enum Remedy {
     /// The request is wrong: change the data or the arguments.
     FixInput,
-    /// The set-up is wrong: change the credential, the URL or the account.
+    /// The set-up is wrong: change the credential, the URL, the account or the disk.
     FixSetup,
-    /// Nothing was lost: submit the same operation again.
+    /// A repeat does no harm: submit the same operation again.
     Resubmit,
+    /// The service has it: wait on, or take it up again by its request id
+    /// ([`TrainingClient::attach`](crate::TrainingClient::attach)). Submitting it again would
+    /// make it count twice.
+    Wait,
     /// The model's state is uncertain: create a new client from the last checkpoint.
     RestoreFromCheckpoint,
+    /// It is what was asked for.
+    Nothing,
     /// Neither side can mend it: report it with the request id.
     Report,
 }
@@ -163,9 +236,11 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::FixInput => "fix the input",
-            Self::FixSetup => "fix the credentials or configuration",
+            Self::FixSetup => "fix the credentials or the set-up",
             Self::Resubmit => "submit it again",
+            Self::Wait => "wait for it, or take it up again by its request id",
             Self::RestoreFromCheckpoint => "restore from a checkpoint",
+            Self::Nothing => "nothing",
             Self::Report => "report it with the request id",
         })
     }
@@ -237,6 +312,10 @@ impl Error {
             | Self::Lost(context)
             | Self::Broken(context)
             | Self::Closed(context)
+            | Self::Cancelled(context)
+            | Self::NotSent(context)
+            | Self::Io(context)
+            | Self::Callback(context)
             | Self::Internal(context) => Some(context),
         }
     }
@@ -254,25 +333,30 @@ impl Error {
             | Self::Lost(context)
             | Self::Broken(context)
             | Self::Closed(context)
+            | Self::Cancelled(context)
+            | Self::NotSent(context)
+            | Self::Io(context)
+            | Self::Callback(context)
             | Self::Internal(context) => Some(context),
         }
     }
 
-    /// Whether the same operation, submitted again as it is, may succeed.
+    /// Whether the request behind this error took effect on the service.
+    pub fn effect(&self) -> Effect {
+        self.context()
+            .map_or(Effect::None, |context| context.effect)
+    }
+
+    /// Whether the same operation, submitted again as it is, does no harm and may succeed.
     pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Connection(_) | Self::Timeout(_) | Self::Lost(_) => true,
-            Self::Status(context) => context.status.is_some_and(is_retryable_status),
-            Self::Failed(context) => context.category != Some(ErrorCategory::User),
-            _ => false,
-        }
+        self.remedy() == Remedy::Resubmit
     }
 
     /// Whether the fault lies in what the caller sent: a refused value, a 4xx other than 408,
     /// or a failure the service puts down to the user.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Invalid(_) => true,
+            Self::Invalid(_) | Self::Callback(_) => true,
             Self::Failed(context) => context.category == Some(ErrorCategory::User),
             _ => self
                 .status()
@@ -285,23 +369,32 @@ impl Error {
         matches!(self, Self::Timeout(_))
     }
 
-    /// What to do about it.
+    /// What to do about it: see the [table](self#what-to-do-about-an-error).
     pub fn remedy(&self) -> Remedy {
         match self {
-            Self::Invalid(_) => Remedy::FixInput,
-            Self::Config(_) | Self::Credentials(_) | Self::Closed(_) => Remedy::FixSetup,
+            Self::Invalid(_) | Self::Callback(_) => Remedy::FixInput,
+            Self::Config(_) | Self::Credentials(_) | Self::Io(_) | Self::Closed(_) => {
+                Remedy::FixSetup
+            }
             Self::Broken(_) => Remedy::RestoreFromCheckpoint,
-            Self::Status(context) => match context.status {
-                Some(401..=403) => Remedy::FixSetup,
-                Some(status) if is_retryable_status(status) => Remedy::Resubmit,
-                _ => Remedy::FixInput,
-            },
-            Self::Connection(_) | Self::Timeout(_) | Self::Lost(_) => Remedy::Resubmit,
-            Self::Failed(context) => match context.category {
-                Some(ErrorCategory::User) => Remedy::FixInput,
-                _ => Remedy::Resubmit,
-            },
+            Self::Cancelled(_) => Remedy::Nothing,
             Self::Reply(_) | Self::Internal(_) => Remedy::Report,
+            Self::NotSent(context) => context.cause().map_or(Remedy::Resubmit, Self::remedy),
+            Self::Status(context) => match context.status {
+                Some(401..=403 | 407) => Remedy::FixSetup,
+                Some(408 | 429 | 500 | 502..) => context.unless_counted(Remedy::Resubmit),
+                _ => context.unless_counted(Remedy::FixInput),
+            },
+            Self::Connection(context) | Self::Timeout(context) => {
+                context.unless_counted(Remedy::Resubmit)
+            }
+            Self::Failed(context) | Self::Lost(context) if context.counted() => {
+                Remedy::RestoreFromCheckpoint
+            }
+            Self::Failed(context) if context.category == Some(ErrorCategory::User) => {
+                Remedy::FixInput
+            }
+            Self::Failed(_) | Self::Lost(_) => Remedy::Resubmit,
         }
     }
 
@@ -322,14 +415,47 @@ impl Error {
         }
         self
     }
-}
 
-/// The statuses every layer takes as passing: 408, 409, 429 and 5xx.
-pub(crate) fn is_retryable_status(status: u16) -> bool {
-    matches!(status, 408 | 409 | 429) || status >= 500
+    /// Says whether the request took effect.
+    #[must_use]
+    pub(crate) fn with_effect(mut self, effect: Effect) -> Self {
+        if let Some(context) = self.context_mut() {
+            context.effect = effect;
+        }
+        self
+    }
+
+    /// Says that the same request may be made again without harm.
+    #[must_use]
+    pub(crate) fn for_idempotent(mut self) -> Self {
+        if let Some(context) = self.context_mut() {
+            context.idempotent = true;
+        }
+        self
+    }
 }
 
 impl Context {
+    /// Whether a repeat could count twice.
+    fn counted(&self) -> bool {
+        !self.idempotent && self.effect != Effect::None
+    }
+
+    /// `remedy` where a repeat does no harm, else what the effect asks for.
+    fn unless_counted(&self, remedy: Remedy) -> Remedy {
+        match self.effect {
+            _ if !self.counted() => remedy,
+            Effect::Accepted => Remedy::Wait,
+            _ => Remedy::RestoreFromCheckpoint,
+        }
+    }
+
+    /// The source, where it is an error of this crate.
+    fn cause(&self) -> Option<&Error> {
+        let source: &(dyn StdError + 'static) = &**self.source.as_ref()?;
+        source.downcast_ref()
+    }
+
     /// A context with a message only; set the other fields with struct update or directly.
     pub(crate) fn new(message: impl Into<String>) -> Box<Self> {
         Box::new(Self {
@@ -364,9 +490,13 @@ impl fmt::Display for Error {
             Self::Timeout(_) => "deadline passed",
             Self::Reply(_) => "unexpected answer",
             Self::Failed(_) => "request failed",
-            Self::Lost(_) => "request lost by the service",
+            Self::Lost(_) => "lost by the service",
             Self::Broken(_) => "training client is broken, restore from a checkpoint",
             Self::Closed(_) => "client is closed",
+            Self::Cancelled(_) => "cancelled",
+            Self::NotSent(_) => "not sent",
+            Self::Io(_) => "file error",
+            Self::Callback(_) => "your function failed",
             Self::Internal(_) => "internal error",
         };
         let context = self.context().expect("every other variant has a context");
@@ -386,6 +516,11 @@ impl fmt::Display for Error {
         }
         if let Some(category) = context.category {
             details.push(format!("category {category}"));
+        }
+        match context.effect {
+            Effect::None => {}
+            Effect::Unknown => details.push("may have taken effect".to_owned()),
+            Effect::Accepted => details.push("accepted by the service".to_owned()),
         }
         if !details.is_empty() {
             write!(f, " ({})", details.join(", "))?;
@@ -408,6 +543,10 @@ impl fmt::Debug for Error {
             Self::Lost(_) => "Lost",
             Self::Broken(_) => "Broken",
             Self::Closed(_) => "Closed",
+            Self::Cancelled(_) => "Cancelled",
+            Self::NotSent(_) => "NotSent",
+            Self::Io(_) => "Io",
+            Self::Callback(_) => "Callback",
             Self::Internal(_) => "Internal",
         };
         f.debug_tuple(name).field(&self.context()).finish()
@@ -436,6 +575,9 @@ impl fmt::Debug for Context {
         }
         if let Some(wait) = self.retry_after {
             out.field("retry_after", &wait);
+        }
+        if self.effect != Effect::None {
+            out.field("effect", &self.effect);
         }
         if let Some(source) = &self.source {
             out.field("source", &format_args!("{source}"));
@@ -477,40 +619,83 @@ mod tests {
         );
     }
 
+    /// The table of the module's documentation, row by row.
     #[test]
-    fn remedies_follow_status_and_category() {
+    fn remedies_follow_kind_and_effect() {
+        use Effect::{Accepted, None as Nothing, Unknown};
+        use Remedy::{
+            FixInput, FixSetup, Report, RestoreFromCheckpoint as Restore, Resubmit, Wait,
+        };
+        type Kind = fn(Box<Context>) -> Error;
+        /// With no effect, an unknown one, and accepted; then the same of an idempotent request.
         #[track_caller]
-        fn check(error: Error, expected: Remedy, retryable: bool) {
-            assert_eq!(error.remedy(), expected, "{error}");
-            assert_eq!(error.is_retryable(), retryable, "{error}");
+        fn check(kind: Kind, context: &Context, expected: [Remedy; 3], idempotent: Remedy) {
+            for (effect, expected) in [Nothing, Unknown, Accepted].into_iter().zip(expected) {
+                for (is_idempotent, expected) in [(false, expected), (true, idempotent)] {
+                    let mut context = context.clone();
+                    (context.effect, context.idempotent) = (effect, is_idempotent);
+                    let error = kind(Box::new(context));
+                    assert_eq!(error.remedy(), expected, "{error:?}");
+                    assert_eq!(error.is_retryable(), expected == Resubmit, "{error:?}");
+                    assert_eq!(error.effect(), effect);
+                }
+            }
         }
-        let status = |status| {
-            Error::Status(Box::new(Context {
-                status: Some(status),
-                ..Context::default()
-            }))
+        let plain = Context::default();
+        let status = |status| Context {
+            status: Some(status),
+            ..Context::default()
         };
-        let failed = |category| {
-            Error::Failed(Box::new(Context {
-                category: Some(category),
-                ..Context::default()
-            }))
+        let blame = |category| Context {
+            category: Some(category),
+            ..Context::default()
         };
-        check(status(400), Remedy::FixInput, false);
-        check(status(401), Remedy::FixSetup, false);
-        check(status(402), Remedy::FixSetup, false);
-        check(status(409), Remedy::Resubmit, true);
-        check(status(422), Remedy::FixInput, false);
-        check(status(429), Remedy::Resubmit, true);
-        check(status(503), Remedy::Resubmit, true);
-        check(failed(ErrorCategory::User), Remedy::FixInput, false);
-        check(failed(ErrorCategory::Server), Remedy::Resubmit, true);
-        check(Error::Lost(Context::new("gone")), Remedy::Resubmit, true);
+        assert_eq!(Error::invalid("x", "y").remedy(), FixInput);
+        check(Error::Callback, &plain, [FixInput; 3], FixInput);
+        for kind in [Error::Config, Error::Credentials, Error::Io, Error::Closed] {
+            check(kind, &plain, [FixSetup; 3], FixSetup);
+        }
+        for code in [401, 402, 403, 407] {
+            check(Error::Status, &status(code), [FixSetup; 3], FixSetup);
+        }
+        let passing = [Resubmit, Restore, Wait];
+        for code in [408, 429, 500, 502, 503, 504, 529] {
+            check(Error::Status, &status(code), passing, Resubmit);
+        }
+        check(Error::Connection, &plain, passing, Resubmit);
+        check(Error::Timeout, &plain, passing, Resubmit);
+        for code in [400, 404, 405, 409, 410, 413, 415, 422, 425, 501] {
+            let expected = [FixInput, Restore, Wait];
+            check(Error::Status, &status(code), expected, FixInput);
+        }
+        let user = blame(ErrorCategory::User);
+        check(Error::Failed, &user, [FixInput, Restore, Restore], FixInput);
+        for category in [ErrorCategory::Server, ErrorCategory::Unknown] {
+            let expected = [Resubmit, Restore, Restore];
+            check(Error::Failed, &blame(category), expected, Resubmit);
+        }
+        check(Error::Lost, &plain, [Resubmit, Restore, Restore], Resubmit);
+        check(Error::Broken, &plain, [Restore; 3], Restore);
         check(
-            Error::Broken(Context::new("seq 4 unknown")),
-            Remedy::RestoreFromCheckpoint,
-            false,
+            Error::Cancelled,
+            &plain,
+            [Remedy::Nothing; 3],
+            Remedy::Nothing,
         );
+        check(Error::Reply, &plain, [Report; 3], Report);
+        check(Error::Internal, &plain, [Report; 3], Report);
+        let first_half = Error::invalid("data", "is empty");
+        let not_sent = Error::NotSent(Context::caused("", first_half));
+        assert_eq!(not_sent.remedy(), FixInput);
+    }
+
+    #[test]
+    fn effects_of_attempts_add_up() {
+        use Effect::{Accepted, None, Unknown};
+        assert_eq!(None.and(None), None);
+        assert_eq!(None.and(Unknown), Unknown);
+        assert_eq!(Accepted.and(Unknown), Accepted);
+        assert_eq!(Unknown.and(Accepted), Accepted);
     }
 
     #[test]

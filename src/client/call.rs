@@ -222,6 +222,11 @@ impl ServiceClient {
             },
             false => Effort::ONCE,
         };
+        // Nobody but the caller knows what another POST would do.
+        let effort = match call.method {
+            Method::Get => effort,
+            _ => effort.counting(),
+        };
         Ok(RawAnswer(self.link()?.call_raw(request, effort)?))
     }
 }

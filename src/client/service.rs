@@ -160,11 +160,13 @@ impl ServiceClient {
     }
 
     /// Makes a sampling client from a handle that another client, of this SDK or the Python one,
-    /// made with `sampler_handle`. It joins that client's session with this client's credentials.
+    /// made with `sampler_handle`. It joins that client's session with this client's credentials,
+    /// and leaves ending it to that client.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the text is not a handle.
+    /// [`Error::Invalid`] if the text is not a handle, or one of another service than this
+    /// client's: see [`Config::with_handle_origin`](crate::config::Config::with_handle_origin).
     pub fn from_sampler_handle(&self, handle: &str) -> Result<SamplingClient> {
         let handle = SamplerHandle::decode(handle)?;
         let session = self.host.adopt(&handle)?;

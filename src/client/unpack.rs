@@ -36,7 +36,7 @@ const MOST_ENTRIES: usize = 100_000;
 ///
 /// # Errors
 ///
-/// [`Error::Reply`] for an archive that is refused or damaged; [`Error::Internal`] if a file
+/// [`Error::Reply`] for an archive that is refused or damaged; [`Error::Io`] if a file
 /// cannot be written.
 pub fn unpack(archive: impl Read, folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     let folder = folder.as_ref();
@@ -138,7 +138,7 @@ fn damaged(error: io::Error) -> Error {
 
 fn cannot(target: &Path, error: io::Error) -> Error {
     let message = format!("cannot write {}", target.display());
-    Error::Internal(Context::caused(message, error))
+    Error::Io(Context::caused(message, error))
 }
 
 #[cfg(test)]

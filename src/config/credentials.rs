@@ -1,4 +1,4 @@
-//! The stored keys of `tinker auth login`: one JSON file, never torn, never readable by others.
+//! Stored keys: one JSON file, never torn, never readable by others.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -197,7 +197,7 @@ impl CredentialStore {
             let place = format!("line {}, column {}", error.line(), error.column());
             Error::Credentials(Context::new(format!(
                 "{} is not a credentials file of version 1 ({place}); \
-                 repair it, or remove it and run `tinker auth login`",
+                 repair it or remove it",
                 self.path.display()
             )))
         })

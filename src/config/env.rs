@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::{Config, Proxies, Secret};
+use super::{Config, Proxies, Secret, Trusted};
 use crate::error::{Context, Error, Result};
 
 impl Config {
@@ -40,6 +40,12 @@ impl Config {
                 http: proxy("HTTP_PROXY")?.or_else(|| all.clone()),
                 https: proxy("HTTPS_PROXY")?.or(all),
                 except: proxy("NO_PROXY")?.map_or_else(Vec::new, |list| split_list(list.expose())),
+            },
+            // The file goes before the folder, as in Python's httpx.
+            trusted: match (text("SSL_CERT_FILE")?, text("SSL_CERT_DIR")?) {
+                (Some(file), _) => Trusted::File(file.into()),
+                (None, Some(folder)) => Trusted::Folder(folder.into()),
+                (None, None) => Trusted::BuiltIn,
             },
             telemetry: raw("TINKER_TELEMETRY")?.is_none_or(|value| is_on(&value)),
             log_level: text("TINKER_LOG")?.and_then(|level| match level.as_str() {

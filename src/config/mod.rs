@@ -20,6 +20,7 @@
 //! | `TINKER_LOG` | `debug` or `info`: what the `tinker` command logs | none |
 //! | `CLOUDFLARE_ACCESS_CLIENT_ID`, `CLOUDFLARE_ACCESS_CLIENT_SECRET` | sent as `CF-Access-*` headers | none |
 //! | `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY` | proxies, in either case of letters | none |
+//! | `SSL_CERT_FILE`, `SSL_CERT_DIR` | the certificates to trust, in place of the built-in ones | none |
 //! | `HOME` (`USERPROFILE`) | where `.tinker/credentials.json` lies | none |
 //! | `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME` | where downloaded tokenizers lie | `~/.cache/huggingface/hub` |
 //!
@@ -39,8 +40,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use self::url::{host_of, normal_url};
-use crate::error::Result;
+pub(crate) use self::url::origin;
+use self::url::{host_of, normal_url, password_of};
+use crate::error::{Error, Result};
 use crate::types::QueueUpdate;
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
@@ -50,6 +52,9 @@ pub use secret::Secret;
 
 /// The hosted service, used when no other URL is given.
 pub const DEFAULT_BASE_URL: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
+
+/// A shorter text is no secret, and hiding it would garble ordinary words.
+pub(crate) const SHORTEST_SECRET: usize = 6;
 
 /// Everything that can be set about a client.
 ///
@@ -85,6 +90,7 @@ pub struct Config {
     pub(crate) cloudflare_secret: Option<Secret>,
     pub(crate) proxies: Proxies,
     pub(crate) root_certificates: Vec<Pem>,
+    pub(crate) trusted: Trusted,
     #[cfg(feature = "native-certs")]
     pub(crate) system_certificates: bool,
     pub(crate) read_timeout: Timeout,
@@ -92,6 +98,9 @@ pub struct Config {
     pub(crate) close_timeout: Duration,
     pub(crate) max_waiting_threads: usize,
     pub(crate) patience: Duration,
+    pub(crate) result_patience: Option<Duration>,
+    pub(crate) startup_patience: Duration,
+    pub(crate) handle_origins: Vec<String>,
     pub(crate) stuck_after: Duration,
     pub(crate) heartbeat: Duration,
     pub(crate) poll_timeout: Duration,
@@ -208,6 +217,18 @@ pub(crate) enum Proxies {
     },
 }
 
+/// Which certificates are trusted before the program adds its own.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Trusted {
+    /// The authorities this crate was built with.
+    #[default]
+    BuiltIn,
+    /// Those of a file, as `SSL_CERT_FILE` says.
+    File(PathBuf),
+    /// Those of the files in a folder, as `SSL_CERT_DIR` says.
+    Folder(PathBuf),
+}
+
 /// Certificates in PEM form; `Debug` shows only how much there is.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pem(pub(crate) Vec<u8>);
@@ -234,6 +255,7 @@ impl Default for Config {
             cloudflare_secret: None,
             proxies: Proxies::None,
             root_certificates: Vec::new(),
+            trusted: Trusted::BuiltIn,
             #[cfg(feature = "native-certs")]
             system_certificates: false,
             read_timeout: Timeout::Default,
@@ -241,6 +263,9 @@ impl Default for Config {
             close_timeout: Duration::from_secs(5),
             max_waiting_threads: 2_000,
             patience: Duration::from_secs(300),
+            result_patience: None,
+            startup_patience: Duration::from_secs(15),
+            handle_origins: Vec::new(),
             stuck_after: Duration::from_secs(7_200),
             heartbeat: Duration::from_secs(10),
             poll_timeout: Duration::from_secs(45),
@@ -355,8 +380,9 @@ impl Config {
         self
     }
 
-    /// Sends everything through this proxy, such as `http://user:password@proxy:3128`.
-    /// Default: none; what the environment says with [`from_env`](Self::from_env).
+    /// Sends everything through this proxy, such as `http://user:password@proxy:3128` or
+    /// `socks5h://proxy:1080`. HTTP proxies are asked for a tunnel (`CONNECT`) even to plain
+    /// `http://` services. Default: none; what the environment says with [`from_env`](Self::from_env).
     #[must_use]
     pub fn with_proxy(mut self, url: impl Into<Secret>) -> Self {
         self.proxies = Proxies::Explicit(url.into());
@@ -416,25 +442,57 @@ impl Config {
     }
 
     /// How long failures without a break are borne before they surface: of a call that is
-    /// repeated, the first one of a client included, of a sample's submissions and of a result's
-    /// polls. A service that cannot be reached is named in a warning at once. Default: 5 minutes.
+    /// repeated, of a sample's submissions and of the polls for its result. Default: 5 minutes.
+    ///
+    /// See [`with_startup_patience`](Self::with_startup_patience) for a service that was never
+    /// reached, and [`with_result_patience`](Self::with_result_patience) for the results of
+    /// training.
+    #[must_use]
+    pub fn with_patience(mut self, limit: Duration) -> Self {
+        self.patience = limit;
+        self
+    }
+
+    /// How long to try to reach a service that has never answered this client, at most as long as
+    /// [`with_patience`](Self::with_patience) says. A name that does not resolve and an address
+    /// where nobody listens are given up after three tries. Default: 15 s.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tinker::{ServiceClient, config::Config};
     ///
-    /// // Nobody listens there: an interactive tool would rather know soon.
+    /// // Nobody listens there: an interactive tool would rather know at once.
     /// let config = Config::default()
     ///     .with_base_url("http://127.0.0.1:9")
     ///     .with_api_key("tml-mine")
-    ///     .with_patience(Duration::ZERO);
+    ///     .with_startup_patience(Duration::ZERO);
     /// let error = ServiceClient::new(config)?.capabilities().unwrap_err();
     /// assert!(error.to_string().contains("check the base URL"));
     /// # Ok::<(), tinker::Error>(())
     /// ```
     #[must_use]
-    pub fn with_patience(mut self, limit: Duration) -> Self {
-        self.patience = limit;
+    pub fn with_startup_patience(mut self, limit: Duration) -> Self {
+        self.startup_patience = limit;
+        self
+    }
+
+    /// How long polls for the result of an *accepted* training operation may fail without a break
+    /// before its handle ends with an error. The operation runs on whatever the polls do, so by
+    /// default they go on until the service is back, as the reference's do; the handle shows since
+    /// when and why ([`Pending::trouble`](crate::Pending::trouble)). Default: no limit.
+    #[must_use]
+    pub fn with_result_patience(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.result_patience = limit.into();
+        self
+    }
+
+    /// Lets [`from_sampler_handle`](crate::ServiceClient::from_sampler_handle) use handles made at
+    /// this other service: scheme, host and port of its URL. A handle names the service that will
+    /// be sent this client's key, so only the configured service's own handles are accepted
+    /// otherwise. Default: none.
+    #[must_use]
+    pub fn with_handle_origin(mut self, url: impl Into<String>) -> Self {
+        self.handle_origins.push(url.into());
         self
     }
 
@@ -515,6 +573,43 @@ impl Config {
             keys.default_key().map(|_| ())
         };
         self.api_key.is_some() || self.credential_command.is_some() || stored().is_some()
+    }
+
+    /// Refuses a handle of a service that was not chosen to receive this client's key.
+    pub(crate) fn check_handle_origin(&self, url: &str) -> Result<()> {
+        let own = self.base_url()?;
+        let mut allowed = std::iter::once(&own).chain(&self.handle_origins);
+        match origin(url) {
+            Some(wanted) if allowed.any(|known| origin(known).as_ref() == Some(&wanted)) => Ok(()),
+            _ => {
+                let shown = host_of(url).unwrap_or("nobody");
+                let problem = format!(
+                    "is of another service ({shown}), which would receive this client's key; \
+                     allow it with `Config::with_handle_origin`"
+                );
+                Err(Error::invalid("sampler_handle", problem))
+            }
+        }
+    }
+
+    /// Every configured value that must not be shown, should a server echo it; the longest first,
+    /// so that none hides part of another.
+    pub(crate) fn secrets(&self) -> Vec<Secret> {
+        let cloudflare = self.cloudflare_id.iter().chain(&self.cloudflare_secret);
+        let headers = self.headers.iter().map(|(_, value)| value);
+        let proxies: Vec<&Secret> = match &self.proxies {
+            Proxies::None => Vec::new(),
+            Proxies::Explicit(url) => vec![url],
+            Proxies::Environment { http, https, .. } => http.iter().chain(https).collect(),
+        };
+        let passwords = proxies
+            .into_iter()
+            .filter_map(|url| password_of(url.expose()));
+        let mut secrets: Vec<Secret> = cloudflare.chain(headers).cloned().collect();
+        secrets.extend(passwords.map(Secret::from));
+        secrets.retain(|secret| secret.expose().len() >= SHORTEST_SECRET);
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
+        secrets
     }
 
     /// Whether requests go to the hosted service's host, which knows only `tml-` keys and JWTs.

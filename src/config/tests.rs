@@ -215,7 +215,7 @@ fn damaged_files_are_reported_without_their_content() {
     ] {
         std::fs::write(store.path(), text).unwrap();
         let error = store.load().unwrap_err().to_string();
-        assert!(error.contains("tinker auth login"), "{error}");
+        assert!(error.contains("repair it or remove it"), "{error}");
         assert!(!error.contains("hunter2"), "{error}");
         assert!(
             store.update(|_| ()).is_err(),

@@ -14,6 +14,14 @@ pub(super) fn host_of(url: &str) -> Option<&str> {
     )
 }
 
+/// The password a URL carries.
+pub(super) fn password_of(url: &str) -> Option<&str> {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let (user, _) = authority.rsplit_once('@')?;
+    user.split_once(':').map(|(_, password)| password)
+}
+
 /// Checks a base URL and removes its trailing slashes.
 pub(super) fn normal_url(url: &str) -> Result<String> {
     let refuse = |problem: &str| {
@@ -50,4 +58,35 @@ pub(super) fn normal_url(url: &str) -> Result<String> {
         return refuse("has a port that is not a number up to 65535");
     }
     Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// Scheme, host and port: who is spoken to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) scheme: &'static str,
+    host: String,
+    port: u16,
+}
+
+/// The origin of an `http` or `https` URL.
+pub(crate) fn origin(url: &str) -> Option<Origin> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
+        "http" => ("http", 80),
+        "https" => ("https", 443),
+        _ => return None,
+    };
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let authority = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
+        _ => (authority, default_port),
+    };
+    (!host.is_empty()).then(|| Origin {
+        scheme,
+        host: host.to_ascii_lowercase(),
+        port,
+    })
 }

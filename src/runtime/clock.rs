@@ -73,6 +73,12 @@ impl Clock {
         }
     }
 
+    /// The moment after `limit`; where that lies beyond all time, years from now.
+    pub(crate) fn after(limit: Duration) -> Instant {
+        const YEARS: Duration = Duration::from_secs(20 * 365 * 86_400);
+        Instant::now() + limit.min(YEARS)
+    }
+
     /// The pauses so far, for a recorded clock; none for the real one.
     pub fn pauses(&self) -> Vec<Duration> {
         match self {

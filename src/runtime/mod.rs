@@ -47,6 +47,7 @@
 //! ```
 
 pub(crate) mod clock;
+pub(crate) mod process;
 pub(crate) mod stop;
 
 pub(crate) mod pending;

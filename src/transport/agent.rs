@@ -4,19 +4,21 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ureq::http::Uri;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::TlsConfig;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 use ureq::{Agent, Proxy};
 
+use super::certificates::tls_config;
 use super::connect::Connections;
 use super::fault::LookupFailed;
 use crate::config::{Config, Proxies, Secret};
 use crate::error::{Context, Error, Result};
+use crate::sync::lock;
 use crate::wire::route::Pool;
 
 /// How long an idle connection is kept. Servers close theirs after a minute or so; ureq looks
@@ -211,57 +213,6 @@ impl Resolver for SharedNames {
     }
 }
 
-/// The built-in roots alone, or together with what the configuration adds.
-fn tls_config(config: &Config) -> Result<TlsConfig> {
-    let mut extra: Vec<Certificate<'static>> = Vec::new();
-    for pem in &config.root_certificates {
-        let before = extra.len();
-        for item in parse_pem(&pem.0) {
-            match item {
-                Ok(PemItem::Certificate(certificate)) => extra.push(certificate),
-                Ok(_) => {}
-                Err(error) => {
-                    return Err(Error::Config(Context::caused(
-                        "a root certificate is not valid PEM",
-                        error,
-                    )));
-                }
-            }
-        }
-        if extra.len() == before {
-            return Err(Error::Config(Context::new(
-                "no certificate among the root certificates: give PEM text \
-                 that has a `-----BEGIN CERTIFICATE-----` line",
-            )));
-        }
-    }
-    #[cfg(feature = "native-certs")]
-    if config.system_certificates {
-        let system = rustls_native_certs::load_native_certs();
-        if system.certs.is_empty() {
-            log::warn!("no certificates found in the system's trust store");
-        }
-        extra.extend(
-            system
-                .certs
-                .iter()
-                .map(|certificate| Certificate::from_der(certificate).to_owned()),
-        );
-    }
-    if extra.is_empty() {
-        return Ok(TlsConfig::default());
-    }
-    // ureq replaces its own roots when it is given some, so they are all named.
-    extra.extend(
-        webpki_root_certs::TLS_SERVER_ROOT_CERTS
-            .iter()
-            .map(|certificate| Certificate::from_der(certificate).to_owned()),
-    );
-    Ok(TlsConfig::builder()
-        .root_certs(RootCerts::new_with_certs(&extra))
-        .build())
-}
-
 /// Which proxy a URL goes through.
 #[derive(Debug, Default)]
 struct ProxyRules {
@@ -340,13 +291,9 @@ fn parse_proxy(url: &Secret, name: &str) -> Result<Proxy> {
     // The URL may hold a password, so it is not shown.
     Proxy::new(url.expose()).map_err(|_| {
         Error::Config(Context::new(format!(
-            "{name} is not a usable proxy URL; give one such as http://proxy:3128, or unset it"
+            "{name} is not a usable proxy URL; give one such as http://proxy:3128 or socks5h://proxy:1080, or unset it"
         )))
     })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -77,5 +77,5 @@ fn form<'a>(parts: &'a [Part<'a>]) -> Result<Form<'a>, Fault> {
 
 fn unreadable(path: &Path, error: std::io::Error) -> Fault {
     let message = format!("{} cannot be read", path.display());
-    Fault::caused(FaultKind::Request, message, error)
+    Fault::caused(FaultKind::File, message, error)
 }

@@ -1,5 +1,6 @@
 //! Connections as ureq makes them, but a request's head and body leave in one write.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use ureq::Error;
@@ -7,7 +8,10 @@ use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, DefaultConnector, NextTimeout, TcpConnector, Transport,
 };
 
-/// Makes connections. Agents that share one share its TLS sessions too.
+use super::fault::Unconnected;
+
+/// Makes connections. Agents that share one share its TLS configuration, and with it the sessions
+/// that make a second handshake short.
 ///
 /// Plain connections skip ureq's chain of connectors, whose frames would stay part of the stack of
 /// every thread that ever connected, thousands of waiting ones among them.
@@ -28,13 +32,34 @@ impl Connector for Connections {
         details: &ConnectionDetails<'_>,
         chained: Option<()>,
     ) -> Result<Option<Joined>, Error> {
-        let inner = if details.needs_tls() || details.config.proxy().is_some() {
-            self.0.any.connect(details, chained)?
+        let made = if details.needs_tls() || details.config.proxy().is_some() {
+            self.0.any.connect(&of_agent(details), chained)
         } else {
-            let stream = self.0.plain.connect(details, chained)?;
-            stream.map(|stream| Box::new(stream) as Box<dyn Transport>)
+            let stream = self.0.plain.connect(details, chained);
+            stream.map(|made| made.map(|stream| Box::new(stream) as Box<dyn Transport>))
         };
-        Ok(inner.map(Joined::new))
+        match made {
+            Ok(inner) => Ok(inner.map(Joined::new)),
+            Err(error) => Err(Error::Other(Box::new(Unconnected(error)))),
+        }
+    }
+}
+
+/// The same details as if the agent alone had been configured. Every request sets its own limits,
+/// and for such requests ureq makes a TLS configuration per connection, though all of ours are equal:
+/// roots parsed each time, no handshake ever resumed.
+fn of_agent<'a>(details: &ConnectionDetails<'a>) -> ConnectionDetails<'a> {
+    ConnectionDetails {
+        uri: details.uri,
+        addrs: details.addrs.clone(),
+        config: details.config,
+        request_level: false,
+        resolver: details.resolver,
+        now: details.now,
+        timeout: details.timeout,
+        current_time: details.current_time.clone(),
+        run_connector: details.run_connector.clone(),
+        register_shutdown: details.register_shutdown.clone(),
     }
 }
 
@@ -42,10 +67,15 @@ impl Connector for Connections {
 /// awaited.
 ///
 /// ureq sends a head and its body apart: two calls to the system, two packets, two TLS records.
+///
+/// A server may answer before it has read a body, a 413 to one that is too large, and close. What
+/// cannot be written then does not matter, so a failed write is kept until it turns out that there
+/// is no answer either.
 #[derive(Debug)]
 pub(super) struct Joined {
     inner: Box<dyn Transport>,
     held: Vec<u8>,
+    cut: Option<Error>,
 }
 
 impl Joined {
@@ -53,6 +83,7 @@ impl Joined {
         Self {
             inner,
             held: Vec::new(),
+            cut: None,
         }
     }
 
@@ -62,6 +93,24 @@ impl Joined {
         }
         self.transmit_output(0, timeout)
     }
+
+    fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        if self.cut.is_some() {
+            return Ok(());
+        }
+        match self.inner.transmit_output(amount, timeout) {
+            Err(Error::Io(cause)) if is_closed(cause.kind()) => {
+                self.cut = Some(Error::Io(cause));
+                Ok(())
+            }
+            written => written,
+        }
+    }
+}
+
+fn is_closed(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
 }
 
 impl Transport for Joined {
@@ -81,21 +130,24 @@ impl Transport for Joined {
         let rest = output[first..amount].to_vec();
         output.copy_within(..first, held.len());
         output[..held.len()].copy_from_slice(&held);
-        self.inner.transmit_output(held.len() + first, timeout)?;
+        self.write(held.len() + first, timeout)?;
         if rest.is_empty() {
             return Ok(());
         }
         self.inner.buffers().output()[..rest.len()].copy_from_slice(&rest);
-        self.inner.transmit_output(rest.len(), timeout)
+        self.write(rest.len(), timeout)
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
         self.flush(timeout)?;
-        self.inner.await_input(timeout)
+        match (self.inner.await_input(timeout), &mut self.cut) {
+            (Err(_) | Ok(false), cut @ Some(_)) => Err(cut.take().expect("it was just seen")),
+            (read, _) => read,
+        }
     }
 
     fn is_open(&mut self) -> bool {
-        self.held.is_empty() && self.inner.is_open()
+        self.held.is_empty() && self.cut.is_none() && self.inner.is_open()
     }
 
     fn is_tls(&self) -> bool {

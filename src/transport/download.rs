@@ -52,7 +52,7 @@ impl Transport {
     /// # Errors
     ///
     /// A [`Fault`] when no answer came, it ended early, or the receiver failed
-    /// ([`FaultKind::Request`]).
+    /// ([`FaultKind::File`]).
     pub(crate) fn download(
         &self,
         url: &str,
@@ -116,5 +116,5 @@ impl Transport {
 }
 
 fn unwritten(error: io::Error) -> Fault {
-    Fault::caused(FaultKind::Request, "the download cannot be written", error)
+    Fault::caused(FaultKind::File, "the download cannot be written", error)
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use super::retry::Meaning;
 use crate::error::{Context, Error};
 
 /// One attempt that ended without an answer.
@@ -19,9 +20,16 @@ pub(crate) struct Fault {
 pub(crate) enum FaultKind {
     /// The host name has no address.
     Resolve,
-    /// No connection: refused, unreachable, or the proxy declined.
+    /// Nobody listens there.
+    Refused,
+    /// No connection: unreachable, or the proxy declined.
     Connect,
-    /// The two sides could not agree on encryption, or the certificate is not trusted.
+    /// This process may not open another socket.
+    NoDescriptor,
+    /// The proxy wants credentials, or others.
+    ProxyAuth,
+    /// The two sides could not agree on encryption, or the certificate is not trusted; nothing of
+    /// the request had been sent.
     Tls,
     /// A limit in time passed; `sent` says whether the server may have taken the request.
     Timeout { sent: bool },
@@ -31,12 +39,14 @@ pub(crate) enum FaultKind {
     Truncated,
     /// Something that is not HTTP came back.
     Malformed,
-    /// A 400 without a body: a proxy on the way declined, not the service.
+    /// Somebody on the way declined, not the service: a 400 without a body.
     Rejected,
     /// A redirect that may not be followed.
     Redirect,
-    /// The request itself cannot be sent: a bad header or URL, or a file that cannot be read.
+    /// The request itself cannot be sent: a bad header or URL.
     Request,
+    /// A file on this machine that cannot be read or written.
+    File,
     /// The client stopped.
     Stopped,
 }
@@ -62,41 +72,31 @@ impl Fault {
         }
     }
 
-    /// Whether another attempt may end better.
-    pub(crate) fn is_retryable(&self) -> bool {
-        match self.kind {
-            FaultKind::Resolve
-            | FaultKind::Connect
-            | FaultKind::Timeout { .. }
-            | FaultKind::Dropped
-            | FaultKind::Truncated
-            | FaultKind::Malformed
-            | FaultKind::Rejected => true,
-            FaultKind::Tls | FaultKind::Redirect | FaultKind::Request | FaultKind::Stopped => false,
-        }
+    /// What it means to whoever made the attempt.
+    pub(crate) fn meaning(&self) -> Meaning {
+        Meaning::of_fault(self.kind)
     }
 
     /// Whether nobody was found who could answer.
     pub(crate) fn is_unreachable(&self) -> bool {
-        matches!(
-            self.kind,
-            FaultKind::Resolve | FaultKind::Connect | FaultKind::Timeout { sent: false }
-        )
+        self.kind != FaultKind::Rejected && self.meaning() == Meaning::Unreached
     }
 
-    pub(crate) fn is_timeout(&self) -> bool {
-        matches!(self.kind, FaultKind::Timeout { .. })
+    /// Whether that is the kind of unreachable that seldom mends itself: nobody of that name,
+    /// nobody at that address.
+    pub(crate) fn is_wrong_address(&self) -> bool {
+        matches!(self.kind, FaultKind::Resolve | FaultKind::Refused)
     }
 
-    /// Whether the server may have taken the request although no answer came.
-    pub(crate) fn may_have_arrived(&self) -> bool {
-        match self.kind {
-            FaultKind::Timeout { sent } => sent,
-            FaultKind::Dropped | FaultKind::Truncated | FaultKind::Malformed => true,
-            // A stopped client may have been waiting for the answer.
-            FaultKind::Stopped => true,
-            _ => false,
-        }
+    /// The same fault of a service that has answered before: what would be final at the first
+    /// attempt, a certificate or a redirect, is then an outage like any other.
+    pub(super) fn of_known_service(mut self) -> Self {
+        self.kind = match self.kind {
+            FaultKind::Tls => FaultKind::Connect,
+            FaultKind::Redirect => FaultKind::Rejected,
+            other => other,
+        };
+        self
     }
 
     /// The error a caller sees, naming the request.
@@ -105,44 +105,40 @@ impl Fault {
             message: self.message.clone(),
             request: Some(request.to_owned()),
             source: self.source.clone(),
+            effect: self.meaning().effect(),
             ..Context::default()
         });
         match self.kind {
             FaultKind::Timeout { .. } => Error::Timeout(context),
             FaultKind::Stopped => Error::Closed(context),
+            FaultKind::File => Error::Io(context),
             // Trying again changes nothing: the URL, the certificates or the request have to.
-            FaultKind::Tls | FaultKind::Redirect | FaultKind::Request => Error::Config(context),
+            FaultKind::Tls | FaultKind::Redirect | FaultKind::Request | FaultKind::ProxyAuth => {
+                Error::Config(context)
+            }
             _ => Error::Connection(context),
         }
     }
 
-    /// Reads ureq's error; `phase` tells a broken body from a missing answer.
+    /// Reads ureq's error; `phase` tells a broken body from a missing answer, and both from a
+    /// connection that was never made.
     pub(super) fn from_ureq(error: ureq::Error, phase: Phase) -> Self {
-        use ureq::Error as E;
-        let kind = match &error {
-            E::Timeout(limit) => match limit {
-                ureq::Timeout::Resolve | ureq::Timeout::Connect => {
-                    FaultKind::Timeout { sent: false }
-                }
-                _ => FaultKind::Timeout { sent: true },
-            },
-            E::HostNotFound => FaultKind::Resolve,
-            E::Other(cause) if cause.is::<LookupFailed>() => FaultKind::Resolve,
-            E::ConnectionFailed | E::ConnectProxyFailed(_) => FaultKind::Connect,
-            E::Tls(_) | E::Rustls(_) | E::Pem(_) | E::TlsRequired => FaultKind::Tls,
-            E::Io(cause) => io_kind(cause, phase),
-            E::Protocol(_) | E::LargeResponseHeader(..) | E::BodyStalled => FaultKind::Malformed,
-            E::Http(_) | E::BadUri(_) | E::InvalidProxyUrl | E::BodyExceedsLimit(_) => {
-                FaultKind::Request
-            }
-            _ => FaultKind::Dropped,
+        let (error, phase) = match unconnected(error) {
+            Ok(inner) => (inner, Phase::Connect),
+            Err(error) => (error, phase),
         };
+        let kind = kind_of(&error, phase);
         let message = match kind {
             FaultKind::Resolve => "the host name could not be resolved; check the base URL",
+            FaultKind::Refused => "nobody listens there; check the base URL",
             FaultKind::Connect => "no connection; check the base URL, the network and the proxy",
+            FaultKind::NoDescriptor => {
+                "no connection: too many files and sockets are open; raise the limit (`ulimit -n`)"
+            }
+            FaultKind::ProxyAuth => "the proxy wants credentials (407); put them into its URL",
             FaultKind::Tls => {
                 "no secure connection; if the certificate is a private one, \
-                 add it with `with_root_certificates`"
+                 add it with `with_root_certificates` or SSL_CERT_FILE"
             }
             FaultKind::Timeout { sent: false } => "connecting took too long",
             FaultKind::Timeout { sent: true } => "the answer did not come in time",
@@ -153,7 +149,7 @@ impl Fault {
         };
         // `BadUri` quotes the URL, which may be signed.
         match error {
-            E::BadUri(_) => Self::new(kind, "the request's URL is malformed"),
+            ureq::Error::BadUri(_) => Self::new(kind, "the request's URL is malformed"),
             other => Self::caused(kind, message, other),
         }
     }
@@ -166,21 +162,76 @@ impl Fault {
 /// How far the attempt had come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
+    Connect,
     Head,
     Body,
 }
 
+fn kind_of(error: &ureq::Error, phase: Phase) -> FaultKind {
+    use ureq::Error as E;
+    let sent = phase != Phase::Connect;
+    match error {
+        E::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
+            FaultKind::Timeout { sent: false }
+        }
+        E::Timeout(_) => FaultKind::Timeout { sent },
+        E::HostNotFound => FaultKind::Resolve,
+        E::Other(cause) if cause.is::<LookupFailed>() => FaultKind::Resolve,
+        E::ConnectProxyFailed(reason) if reason.contains("407") => FaultKind::ProxyAuth,
+        E::ConnectionFailed | E::ConnectProxyFailed(_) => FaultKind::Connect,
+        E::TlsRequired | E::Pem(_) => FaultKind::Tls,
+        E::Tls(_) | E::Rustls(_) if !sent => FaultKind::Tls,
+        E::Io(cause) => io_kind(cause, phase),
+        E::Http(_) | E::BadUri(_) | E::InvalidProxyUrl | E::BodyExceedsLimit(_) => {
+            FaultKind::Request
+        }
+        _ if !sent => FaultKind::Connect,
+        E::Protocol(_) | E::LargeResponseHeader(..) | E::BodyStalled => FaultKind::Malformed,
+        _ => FaultKind::Dropped,
+    }
+}
+
 fn io_kind(error: &io::Error, phase: Phase) -> FaultKind {
     use io::ErrorKind as K;
+    let sent = phase != Phase::Connect;
     match error.kind() {
-        K::ConnectionRefused | K::HostUnreachable | K::NetworkUnreachable | K::AddrNotAvailable => {
-            FaultKind::Connect
-        }
-        K::TimedOut | K::WouldBlock => FaultKind::Timeout { sent: true },
-        // rustls reports a failed handshake or record as invalid data.
-        K::InvalidData => FaultKind::Tls,
+        K::ConnectionRefused => FaultKind::Refused,
+        K::HostUnreachable | K::NetworkUnreachable | K::AddrNotAvailable => FaultKind::Connect,
+        K::TimedOut | K::WouldBlock => FaultKind::Timeout { sent },
+        // rustls reports a failed handshake as invalid data; later on it is a broken connection.
+        K::InvalidData if !sent => FaultKind::Tls,
+        _ if is_out_of_descriptors(error) => FaultKind::NoDescriptor,
+        _ if !sent => FaultKind::Connect,
         _ if phase == Phase::Body => FaultKind::Truncated,
         _ => FaultKind::Dropped,
+    }
+}
+
+/// `EMFILE` of this process or `ENFILE` of the system.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24))
+}
+
+/// An error before there was a connection, so nothing of the request was sent.
+#[derive(Debug)]
+pub(super) struct Unconnected(pub(super) ureq::Error);
+
+impl fmt::Display for Unconnected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for Unconnected {}
+
+/// What lies below [`Unconnected`], of which a proxy's tunnel adds a second layer.
+fn unconnected(error: ureq::Error) -> Result<ureq::Error, ureq::Error> {
+    match error {
+        ureq::Error::Other(cause) => match cause.downcast::<Unconnected>() {
+            Ok(inner) => Ok(unconnected(inner.0).unwrap_or_else(|inner| inner)),
+            Err(cause) => Err(ureq::Error::Other(cause)),
+        },
+        other => Err(other),
     }
 }
 

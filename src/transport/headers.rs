@@ -8,7 +8,7 @@ use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::fault::{Fault, FaultKind};
 use super::request::{Auth, Body, Request};
-use crate::config::{Config, Secret};
+use crate::config::Config;
 use crate::error::{Context, Error, Result};
 use crate::wire::route::Method;
 
@@ -135,16 +135,6 @@ pub(super) fn for_stranger(headers: &HeaderMap) -> HeaderMap {
     [ACCEPT, RANGE, USER_AGENT]
         .into_iter()
         .filter_map(|name| headers.get(&name).cloned().map(|value| (name, value)))
-        .collect()
-}
-
-/// The configured values that must not be shown.
-pub(super) fn secrets(config: &Config) -> Vec<Secret> {
-    config
-        .cloudflare_secret
-        .iter()
-        .filter(|secret| !secret.expose().is_empty())
-        .cloned()
         .collect()
 }
 

@@ -10,6 +10,7 @@
 mod agent;
 pub(crate) mod auth;
 mod body;
+mod certificates;
 mod connect;
 mod download;
 mod fault;
@@ -19,8 +20,8 @@ mod request;
 pub(crate) mod retry;
 
 use std::io::Read;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ureq::http::{self, HeaderMap};
@@ -29,8 +30,9 @@ use self::agent::Agents;
 use self::body::Content;
 use self::fault::Phase;
 use self::redirect::Step;
-use crate::config::{Config, Secret};
-use crate::error::Result;
+use crate::config::{Config, SHORTEST_SECRET, Secret};
+use crate::error::{Error, Result};
+use crate::sync::lock;
 use crate::wire::route::{Method, Pool};
 
 pub(crate) use self::download::{Download, Receiver, Rest};
@@ -62,6 +64,10 @@ struct Inner {
     read_timeout: Option<Duration>,
     connect_timeout: Option<Duration>,
     rejections: [AtomicI32; Pool::ALL.len()],
+    /// Whether the service has answered: from then on it is known to exist, and to be the one.
+    met: AtomicBool,
+    /// Configured values that must not be shown.
+    secrets: Vec<Secret>,
     /// Keys that were sent, for [`Transport::redact`]; the newest last.
     sent: Mutex<Vec<Secret>>,
 }
@@ -79,10 +85,12 @@ impl Transport {
                 base_url: config.base_url()?,
                 agents: Agents::new(config)?,
                 headers: headers::Defaults::new(config)?,
-                read_timeout: config.read_timeout.or(Some(READ_TIMEOUT)),
-                connect_timeout: config.connect_timeout.or(Some(CONNECT_TIMEOUT)),
+                read_timeout: finite(config.read_timeout.or(Some(READ_TIMEOUT))),
+                connect_timeout: finite(config.connect_timeout.or(Some(CONNECT_TIMEOUT))),
                 rejections: Pool::ALL.map(|_| AtomicI32::new(REJECTION_BUDGET)),
-                sent: Mutex::new(headers::secrets(config)),
+                met: AtomicBool::new(false),
+                secrets: config.secrets(),
+                sent: Mutex::default(),
             }),
         })
     }
@@ -155,13 +163,43 @@ impl Transport {
         self.inner.agents.stop(pool);
     }
 
-    /// Replaces every key this client has sent, should a server have echoed one.
+    /// Whether the service has answered at least once.
+    pub(crate) fn has_met(&self) -> bool {
+        self.inner.met.load(Ordering::Relaxed)
+    }
+
+    /// Replaces every configured secret and every key this client has sent, should a server have
+    /// echoed one.
     pub(crate) fn redact(&self, text: &str) -> String {
-        let sent = self.inner.sent.lock();
-        let sent = sent.unwrap_or_else(PoisonError::into_inner);
-        sent.iter().fold(text.to_owned(), |text, key| {
-            text.replace(key.expose(), "***")
-        })
+        let sent = lock(&self.inner.sent);
+        self.inner
+            .secrets
+            .iter()
+            .chain(sent.iter())
+            .fold(text.to_owned(), |text, key| {
+                text.replace(key.expose(), "***")
+            })
+    }
+
+    /// The same for an error made from an answer: its message, its body, and what lies below it.
+    pub(crate) fn redact_error(&self, mut error: Error) -> Error {
+        let Some(context) = error.context_mut() else {
+            return error;
+        };
+        let redacted = |text: &str| Some(self.redact(text)).filter(|clean| clean != text);
+        if let Some(clean) = redacted(&context.message) {
+            context.message = clean;
+        }
+        let source = context.source.as_ref().map(ToString::to_string);
+        if let Some(clean) = source.and_then(|text| redacted(&text)) {
+            context.message = format!("{}: {clean}", context.message);
+            context.source = None;
+        }
+        let body = context.body.as_ref().map(ToString::to_string);
+        if let Some(clean) = body.and_then(|text| redacted(&text)) {
+            context.body = Some(serde_json::from_str(&clean).unwrap_or(clean.into()));
+        }
+        error
     }
 
     /// Applies the rule about bodiless 400s and hides echoed keys.
@@ -208,7 +246,12 @@ impl Transport {
         let label = &request.label;
         match outcome {
             Ok(value) => {
-                log::debug!("{label}: status {}", status(&value));
+                let status = status(&value);
+                log::debug!("{label}: status {status}");
+                // A redirect may be a stranger's on the way.
+                if !(300..400).contains(&status) {
+                    self.inner.met.store(true, Ordering::Relaxed);
+                }
                 Ok(value)
             }
             Err(_) if self.inner.agents.is_stopped(request.pool) => {
@@ -217,13 +260,13 @@ impl Transport {
             }
             Err(fault) => {
                 log::debug!("{label}: {fault}");
-                if matches!(
-                    fault.kind,
-                    FaultKind::Connect | FaultKind::Tls | FaultKind::Timeout { sent: false }
-                ) {
+                if fault.is_unreachable() || fault.kind == FaultKind::Tls {
                     self.inner.agents.forget_names();
                 }
-                Err(fault)
+                match self.has_met() {
+                    true => Err(fault.of_known_service()),
+                    false => Err(fault),
+                }
             }
         }
     }
@@ -300,17 +343,13 @@ impl Transport {
     }
 
     fn read_timeout(&self, request: &Request<'_>) -> Option<Duration> {
-        request.read_timeout.or(self.inner.read_timeout)
+        finite(request.read_timeout.or(self.inner.read_timeout))
     }
 
     fn remember(&self, key: &Secret) {
-        let mut sent = self
-            .inner
-            .sent
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut sent = lock(&self.inner.sent);
         // A key of a few letters is no secret, and hiding it would garble ordinary words.
-        if key.expose().len() >= 6 && !sent.contains(key) {
+        if key.expose().len() >= SHORTEST_SECRET && !sent.contains(key) {
             // Tokens change hourly; a handful of old ones is enough.
             if sent.len() >= 16 {
                 sent.remove(0);
@@ -345,7 +384,9 @@ impl Transport {
             .configure_request(outgoing)
             .proxy(agents.proxy_for(url))
             .max_idle_age(agents.usable_age(request.pool))
-            .timeout_connect(request.connect_timeout.or(self.inner.connect_timeout))
+            .timeout_connect(finite(
+                request.connect_timeout.or(self.inner.connect_timeout),
+            ))
             // Per read, not for the whole head: what is left of a limit differs every time, and
             // each difference is another call to the system.
             .timeout_per_read(read)
@@ -361,6 +402,12 @@ impl Transport {
         };
         Ok((head, body))
     }
+}
+
+/// A limit of years is none; the system could not even be told.
+fn finite(limit: Option<Duration>) -> Option<Duration> {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    limit.filter(|limit| *limit < YEAR)
 }
 
 #[cfg(test)]

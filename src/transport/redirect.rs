@@ -1,5 +1,6 @@
 //! Where a redirect leads and what may travel there.
 
+use crate::config::origin;
 use crate::wire::route::Method;
 
 /// How many redirects one request follows.
@@ -62,35 +63,6 @@ pub(super) fn step(
 /// Whether two URLs share scheme, host and port.
 pub(super) fn same_origin(one: &str, other: &str) -> bool {
     origin(one).is_some_and(|one| origin(other) == Some(one))
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Origin {
-    scheme: &'static str,
-    host: String,
-    port: u16,
-}
-
-fn origin(url: &str) -> Option<Origin> {
-    let (scheme, rest) = url.split_once("://")?;
-    let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
-        "http" => ("http", 80),
-        "https" => ("https", 443),
-        _ => return None,
-    };
-    let authority = rest.split(['/', '?', '#']).next()?;
-    let authority = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
-    let (host, port) = match authority.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
-        _ => (authority, default_port),
-    };
-    (!host.is_empty()).then(|| Origin {
-        scheme,
-        host: host.to_ascii_lowercase(),
-        port,
-    })
 }
 
 /// Resolves a `Location` against the URL it came from.

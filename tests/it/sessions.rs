@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tinker::client::RawCall;
 use tinker::config::{Config, Dialect};
+use tinker::error::Effect;
 use tinker::types::FinishReason;
 use tinker::unversioned::Intervals as _;
 use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};

@@ -48,7 +48,7 @@ impl RestClient {
     /// # Errors
     ///
     /// [`Error::Reply`] for a file name that leads out of the folder, before anything is
-    /// downloaded; [`Error::Internal`] if a file cannot be written.
+    /// downloaded; [`Error::Io`] if a file cannot be written.
     pub fn download_external_weights(
         &self,
         checkpoint: impl Into<CheckpointRef>,
@@ -77,7 +77,7 @@ impl RestClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Status`] with 404 from servers without archives; [`Error::Internal`] if the file
+    /// [`Error::Status`] with 404 from servers without archives; [`Error::Io`] if the file
     /// cannot be written.
     #[doc(alias = "get_checkpoint_archive_url")]
     pub fn download_checkpoint_archive(
@@ -107,7 +107,7 @@ impl RestClient {
     ///
     /// # Errors
     ///
-    /// As [`export_session_trace`](Self::export_session_trace); [`Error::Internal`] if the file
+    /// As [`export_session_trace`](Self::export_session_trace); [`Error::Io`] if the file
     /// cannot be written.
     pub fn download_session_trace(&self, session_id: &str, file: impl AsRef<Path>) -> Result<()> {
         let url = self.export_session_trace(session_id)?;

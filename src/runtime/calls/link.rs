@@ -6,13 +6,15 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use super::retry::{Effort, decode_reply};
+use super::retry::Effort;
 use crate::config::{Config, Secret};
 use crate::error::{Context, Error, Result};
 use crate::runtime::clock::Clock;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
-use crate::transport::auth::{Claims, CommandPolicy, Credential, TokenCache, is_jwt};
+use crate::transport::auth::{
+    COMMAND_DEADLINE, Claims, CommandPolicy, Credential, TokenCache, is_jwt,
+};
 use crate::transport::retry::{BillingWindow, error_from_response};
 use crate::transport::{Auth, Body, Head, PROTOCOL_VERSION, Request, Response, Transport};
 use crate::types::ClientConfig;
@@ -29,6 +31,8 @@ pub(crate) struct Link {
     pub(super) billing: Mutex<BillingWindow>,
     /// How long a call that keeps failing is repeated.
     pub(super) patience: Duration,
+    /// The same while the service has never answered.
+    pub(super) startup_patience: Duration,
     /// Whether the user has been told that nobody answers.
     pub(super) unreachable: AtomicBool,
     /// What the service has said about this version so far.
@@ -51,7 +55,7 @@ impl Link {
         stop: Stop,
     ) -> Result<(Self, ClientConfig)> {
         let credential = Credential::resolve(config, CommandPolicy::Optional)?;
-        let key = Credentials::Key(credential.secret(&|| stop.is_set())?);
+        let key = Credentials::Key(credential.secret(COMMAND_DEADLINE, &|| stop.is_set())?);
         let mut link = Self::new(config, transport, clock, stop, key);
         let client_config: ClientConfig = link
             .optional(&route::CLIENT_CONFIG, &config_body()?)?
@@ -101,6 +105,7 @@ impl Link {
             auth,
             billing: Mutex::new(BillingWindow::new(Duration::ZERO)),
             patience: config.patience,
+            startup_patience: config.startup_patience,
             unreachable: AtomicBool::new(false),
             notes: Mutex::default(),
         }
@@ -155,17 +160,25 @@ impl Link {
         match &self.auth {
             Credentials::Key(_) => None,
             Credentials::Tokens(credential, cache) => {
-                Some(cache.refresh(SystemTime::now(), || self.fetch_token(credential)))
+                let fetch = |limit| self.fetch_token(credential, limit);
+                Some(cache.refresh(SystemTime::now(), fetch))
             }
         }
     }
 
     /// The key to send now.
     pub(crate) fn key(&self) -> Result<Secret> {
+        self.key_within(TokenCache::LIMIT)
+    }
+
+    /// The same, found within `limit`.
+    pub(super) fn key_within(&self, limit: Duration) -> Result<Secret> {
         match &self.auth {
             Credentials::Key(key) => Ok(key.clone()),
             Credentials::Tokens(credential, cache) => {
-                cache.token(SystemTime::now(), || self.fetch_token(credential))
+                let limit = limit.min(TokenCache::LIMIT);
+                let fetch = |limit| self.fetch_token(credential, limit);
+                cache.token(SystemTime::now(), limit, fetch)
             }
         }
     }
@@ -191,14 +204,13 @@ impl Link {
         ))
     }
 
-    fn fetch_token(&self, credential: &Credential) -> Result<Secret> {
-        let raw = credential.secret(&|| self.stop.is_set())?;
+    fn fetch_token(&self, credential: &Credential, limit: Duration) -> Result<Secret> {
+        let raw = credential.secret(limit, &|| self.stop.is_set())?;
         let body = to_json(&AuthTokenRequest {})?;
         let request = Request::to(&route::AUTH_TOKEN, route::AUTH_TOKEN.fixed_path())
             .with_body(Body::Json(&body));
-        let effort = Effort::from(&route::AUTH_TOKEN);
-        let reply: AuthTokenReply =
-            self.rounds(request, effort, &|| Ok(raw.clone()), &decode_reply)?;
+        let effort = Effort::from(&route::AUTH_TOKEN).until(self.deadline(limit));
+        let reply: AuthTokenReply = self.call_as(request, effort, &raw)?;
         Ok(Secret::from(reply.jwt))
     }
 }

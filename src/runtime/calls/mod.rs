@@ -9,4 +9,4 @@ mod retry;
 pub(crate) use crate::transport::{Body, Head, Part, Request, Response, Source};
 
 pub(crate) use self::link::{Link, config_body};
-pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, Unaccepted};
+pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, is_gone};

@@ -347,7 +347,7 @@ impl Drop for Part {
 
 /// An input/output error as one of ours.
 pub(crate) fn cannot(what: &str, file: &Path, error: io::Error) -> Error {
-    Error::Internal(Context::caused(
+    Error::Io(Context::caused(
         format!("cannot {what} {}", file.display()),
         error,
     ))

@@ -3,28 +3,38 @@
 //! The transport makes single attempts and its `retry` module decides; the one loop that carries
 //! the decisions out for ordinary calls is here.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::link::Link;
-use crate::config::Secret;
-use crate::error::{Context, Error, Result};
+use super::Link;
+use crate::config::{Secret, Timeout};
+use crate::error::{Context, Effect, Error, Result};
 use crate::sync::lock;
 use crate::transport::auth::explain;
 use crate::transport::retry::{
-    Billing, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
+    Billing, Meaning, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
 };
-use crate::transport::{Auth, Body, Fault, FaultKind, Request, Response};
+use crate::transport::{
+    Auth, Body, CONNECT_TIMEOUT, Fault, FaultKind, READ_TIMEOUT, Request, Response,
+};
 use crate::wire::query;
 use crate::wire::reply::decode_json;
 use crate::wire::route::{Method, Route};
 
-/// How long a 402 waits inside the pause that the service grants for topping up.
+/// How long a 402 waits inside the pause.
 pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
+
+/// How often a success that cannot be read is asked for again.
+const DAMAGED: u32 = 10;
+
+/// How often an address where nobody was ever met is tried.
+const WRONG_ADDRESS: u32 = 3;
+
+/// The most different notes about versions that are remembered.
+const NOTES: usize = 64;
 
 /// How much trouble a call is worth.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +47,10 @@ pub(crate) struct Effort {
     pub(crate) deadline: Option<Instant>,
     /// Whether a 409 is an answer ("already so") rather than passing trouble.
     pub(crate) conflict_is_final: bool,
+    /// Whether a service that cannot be reached ends the call at once.
+    pub(crate) only_if_reached: bool,
+    /// Whether the caller may make the same call again without harm.
+    pub(crate) idempotent: bool,
 }
 
 impl From<&Route> for Effort {
@@ -44,8 +58,7 @@ impl From<&Route> for Effort {
         Self {
             retries: route.retries,
             outer: route.outer_retry,
-            deadline: None,
-            conflict_is_final: false,
+            ..Self::ONCE
         }
     }
 }
@@ -57,6 +70,8 @@ impl Effort {
         outer: false,
         deadline: None,
         conflict_is_final: false,
+        only_if_reached: false,
+        idempotent: true,
     };
 
     /// The same, taking a 409 for an answer.
@@ -65,13 +80,29 @@ impl Effort {
         self
     }
 
-    fn ends_with(self, error: &Error) -> bool {
-        self.conflict_is_final && error.status() == Some(409)
+    /// The same, for a call that counts each time it is made.
+    pub(crate) fn counting(mut self) -> Self {
+        self.idempotent = false;
+        self
+    }
+
+    /// The same, not waiting for a service that cannot be reached.
+    pub(crate) fn if_reached(mut self) -> Self {
+        self.only_if_reached = true;
+        self
     }
 
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
         self.deadline = deadline;
         self
+    }
+
+    fn ends_with(self, meaning: Meaning) -> bool {
+        match meaning {
+            Meaning::Conflict => self.conflict_is_final,
+            Meaning::Unreached => self.only_if_reached,
+            _ => false,
+        }
     }
 }
 
@@ -93,7 +124,7 @@ impl Link {
         self.call(request, route.into())
     }
 
-    /// Calls an endpoint that not every server has: `None` for a 404.
+    /// Calls an endpoint that not every server has: `None` if this one does not.
     pub(crate) fn optional<T: DeserializeOwned>(
         &self,
         route: &Route,
@@ -101,7 +132,7 @@ impl Link {
     ) -> Result<Option<T>> {
         match self.json(route, body) {
             Ok(reply) => Ok(Some(reply)),
-            Err(error) if error.status() == Some(404) => Ok(None),
+            Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -113,26 +144,34 @@ impl Link {
         request: Request<'_>,
         effort: Effort,
     ) -> Result<T> {
-        self.rounds(request, effort, &|| self.key(), &decode_reply)
+        let key = |limit| self.key_within(limit);
+        Carrying::new(self, effort, &key, &decode_reply).run(request)
     }
 
     /// Carries out a call whatever its answer holds.
     pub(crate) fn call_raw(&self, request: Request<'_>, effort: Effort) -> Result<Response> {
-        self.rounds(request, effort, &|| self.key(), &|response| Ok(response))
+        let key = |limit| self.key_within(limit);
+        Carrying::new(self, effort, &key, &|response| Ok(response)).run(request)
     }
 
-    /// Submits a numbered request. The error says whether an attempt may have taken effect.
+    /// Submits a numbered request, which counts each time. The error's effect is what is known of
+    /// all attempts.
     pub(crate) fn submit<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
         effort: Effort,
-    ) -> Result<T, Unaccepted> {
-        let arrived = Cell::new(false);
-        self.tracked_rounds(request, effort, &|| self.key(), &decode_reply, &arrived)
-            .map_err(|error| Unaccepted {
-                error,
-                arrived: arrived.get(),
-            })
+    ) -> Result<T> {
+        self.call(request, effort.counting())
+    }
+
+    /// The same with a key of its own.
+    pub(super) fn call_as<T: DeserializeOwned>(
+        &self,
+        request: Request<'_>,
+        effort: Effort,
+        key: &Secret,
+    ) -> Result<T> {
+        Carrying::new(self, effort, &|_| Ok(key.clone()), &decode_reply).run(request)
     }
 
     /// One attempt, without a verdict.
@@ -164,50 +203,173 @@ impl Link {
         }
     }
 
-    pub(super) fn rounds<T>(
-        &self,
-        request: Request<'_>,
-        effort: Effort,
-        key: &dyn Fn() -> Result<Secret>,
-        decode: &dyn Fn(Response) -> Result<T>,
-    ) -> Result<T> {
-        self.tracked_rounds(request, effort, key, decode, &Cell::new(false))
+    /// A moment of the link's clock; none if it lies beyond all time.
+    pub(crate) fn deadline(&self, limit: Duration) -> Option<Instant> {
+        self.clock.now().checked_add(limit)
     }
 
-    /// The outer retry around rounds of the HTTP layer. `arrived` is set once an attempt may
-    /// have taken effect although it failed.
-    fn tracked_rounds<T>(
-        &self,
-        request: Request<'_>,
+    /// Whether the last attempt found nobody to answer.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Relaxed)
+    }
+
+    /// How long failures of a call are borne: less of a service that was never met.
+    fn call_patience(&self) -> Duration {
+        match self.transport.has_met() {
+            true => self.patience,
+            false => self.patience.min(self.startup_patience),
+        }
+    }
+
+    /// Passes on what the service says about this version, each note once.
+    fn note_deprecation(&self, response: &Response, label: &str) {
+        let Some((level, note)) = deprecation(&response.head) else {
+            return;
+        };
+        let mut notes = lock(&self.notes);
+        if notes.len() < NOTES && notes.insert(note.to_owned()) {
+            drop(notes);
+            log::log!(level, "{label}: {}", self.transport.redact(note));
+        }
+    }
+
+    /// Says once that nobody answers, so that a wrong address does not look like patience.
+    fn note_reach(&self, outcome: &Result<Response, Fault>) {
+        let known = self.is_unreachable();
+        match outcome {
+            Ok(_) if known => self.unreachable.store(false, Ordering::Relaxed),
+            Err(fault) if !known && fault.is_unreachable() => {
+                self.unreachable.store(true, Ordering::Relaxed);
+                log::warn!(
+                    "cannot reach {}: {fault}; trying for up to {} s (`Config::{}`)",
+                    self.transport.base_url(),
+                    self.call_patience().as_secs(),
+                    match self.transport.has_met() {
+                        true => "with_patience",
+                        false => "with_startup_patience",
+                    }
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Waits before another attempt; an error if the client stops or the deadline comes first.
+    fn pause(&self, delay: Duration, deadline: Option<Instant>, cause: &Error) -> Result<()> {
+        let about = |message: &str| {
+            let mut context = *Context::caused(message, cause.clone());
+            context.request = cause.context().and_then(|inner| inner.request.clone());
+            context.effect = cause.effect();
+            Box::new(context)
+        };
+        let late = |deadline: Instant| {
+            let then = self.clock.now().checked_add(delay);
+            then.is_none_or(|then| then >= deadline)
+        };
+        if deadline.is_some_and(late) {
+            let message = "the deadline would pass before the next attempt";
+            return Err(Error::Timeout(about(message)));
+        }
+        log::debug!("trying again in {delay:?}: {cause}");
+        if self.clock.pause(&self.stop, delay) {
+            let message = "the client was closed while this waited for another attempt";
+            return Err(Error::Closed(about(message)));
+        }
+        Ok(())
+    }
+}
+
+/// One call under way.
+struct Carrying<'a, T> {
+    link: &'a Link,
+    effort: Effort,
+    /// The key to send, within a time.
+    key: &'a dyn Fn(Duration) -> Result<Secret>,
+    decode: &'a dyn Fn(Response) -> Result<T>,
+    start: Instant,
+    /// What is known of the attempts so far.
+    effect: Effect,
+    /// Successes that could not be read.
+    damaged: u32,
+    /// Attempts that found nobody of that name, or nobody at that address.
+    misses: u32,
+}
+
+/// An attempt that failed.
+struct Trouble {
+    error: Error,
+    meaning: Meaning,
+    /// The HTTP layer would try again after this long.
+    again: Option<Duration>,
+}
+
+impl Trouble {
+    /// One that says itself that nothing more is to be tried.
+    fn last(error: Error) -> Self {
+        Self {
+            error,
+            meaning: Meaning::Hopeless,
+            again: None,
+        }
+    }
+}
+
+impl<'a, T> Carrying<'a, T> {
+    fn new(
+        link: &'a Link,
         effort: Effort,
-        key: &dyn Fn() -> Result<Secret>,
-        decode: &dyn Fn(Response) -> Result<T>,
-        arrived: &Cell<bool>,
-    ) -> Result<T> {
-        let mut start = self.clock.now();
+        key: &'a dyn Fn(Duration) -> Result<Secret>,
+        decode: &'a dyn Fn(Response) -> Result<T>,
+    ) -> Self {
+        Self {
+            link,
+            effort,
+            key,
+            decode,
+            start: link.clock.now(),
+            effect: Effect::None,
+            damaged: 0,
+            misses: 0,
+        }
+    }
+
+    fn run(mut self, request: Request<'_>) -> Result<T> {
+        let idempotent = self.effort.idempotent;
+        self.rounds(&request).map_err(|error| {
+            let error = error.with_effect(self.effect);
+            match idempotent {
+                true => error.for_idempotent(),
+                false => error,
+            }
+        })
+    }
+
+    /// The outer retry around rounds of the HTTP layer.
+    fn rounds(&mut self, request: &Request<'_>) -> Result<T> {
+        let (link, effort) = (self.link, self.effort);
         let mut tries = 0;
         loop {
-            let error = match self.round(&request, effort, start, key, decode, arrived) {
+            let Trouble { error, meaning, .. } = match self.round(request) {
                 Ok(value) => return Ok(value),
-                Err(error) => error,
+                Err(trouble) => trouble,
             };
-            if !effort.outer || effort.ends_with(&error) {
+            if !effort.outer || self.is_final(meaning) {
                 return Err(error);
             }
-            if error.status() == Some(402) && self.billing_pause() {
-                self.pause(BILLING_PAUSE, effort.deadline, &error)?;
-                start += BILLING_PAUSE;
+            if meaning == Meaning::Unpaid && link.billing_pause() {
+                link.pause(BILLING_PAUSE, effort.deadline, &error)?;
+                self.start += BILLING_PAUSE;
                 continue;
             }
-            let elapsed = self.clock.now().saturating_duration_since(start);
-            match outer_verdict(&error, tries, elapsed, self.patience) {
+            let (elapsed, patience) = (self.elapsed(), link.call_patience());
+            match outer_verdict(meaning, tries, elapsed, patience, fastrand::f64()) {
                 Verdict::Retry(delay) => {
                     log::warn!(
                         "still failing after {} s, giving up after {} s: {error}",
                         elapsed.as_secs(),
-                        self.patience.as_secs()
+                        patience.as_secs()
                     );
-                    self.pause(delay, effort.deadline, &error)?;
+                    link.pause(delay, effort.deadline, &error)?;
                 }
                 Verdict::Done | Verdict::Fail => return Err(error),
             }
@@ -217,130 +379,118 @@ impl Link {
 
     /// Attempts with the same idempotency key, as often as the HTTP layer allows and while
     /// patience lasts.
-    fn round<T>(
-        &self,
-        request: &Request<'_>,
-        effort: Effort,
-        start: Instant,
-        key: &dyn Fn() -> Result<Secret>,
-        decode: &dyn Fn(Response) -> Result<T>,
-        arrived: &Cell<bool>,
-    ) -> Result<T> {
+    fn round(&mut self, request: &Request<'_>) -> Result<T, Trouble> {
+        let link = self.link;
         let idempotency = (request.method != Method::Get && request.idempotency_key.is_none())
-            .then(|| self.transport.new_idempotency_key());
+            .then(|| link.transport.new_idempotency_key());
         let mut request = request.clone();
         if let Some(idempotency) = &idempotency {
             request = request.with_idempotency_key(idempotency);
         }
         for tries in 0.. {
-            // An exchange of credentials that failed is not repeated here.
-            let key = key()?;
-            let mut attempt = request.clone();
-            attempt.auth = Auth::Key(&key);
-            attempt.retry_count = tries;
-            let outcome = self.transport.exchange(&attempt);
-            self.note_reach(&outcome);
-            let now = SystemTime::now();
-            let (outcome, error) = match outcome {
-                Ok(response) if response.is_success() => {
-                    self.note_deprecation(&response, &request.label);
-                    match decode(response) {
-                        Ok(value) => return Ok(value),
-                        // Repeated like a broken connection; surfaces as what it is.
-                        Err(error) => (
-                            Err(Fault::new(FaultKind::Malformed, error.to_string())),
-                            error.for_request(&request.label),
-                        ),
-                    }
-                }
-                Ok(response) => {
-                    let error = error_from_response(&response, &request.label, now);
-                    (Ok(response), explain(error, &key, now))
-                }
-                Err(fault) => {
-                    let error = fault.to_error(&request.label);
-                    (Err(fault), error)
-                }
+            request.retry_count = tries;
+            let trouble = match self.attempt(&request) {
+                Ok(value) => return Ok(value),
+                Err(trouble) => trouble,
             };
-            if may_have_arrived(&outcome) {
-                arrived.set(true);
-            }
-            let spent = self.clock.now().saturating_duration_since(start);
-            let left = self.patience.saturating_sub(spent);
-            match http_verdict(&outcome, tries, effort.retries, now, fastrand::f64()) {
-                Verdict::Retry(delay) if !effort.ends_with(&error) && !left.is_zero() => {
-                    self.pause(delay.min(left), effort.deadline, &error)?;
+            let left = link.call_patience().saturating_sub(self.elapsed());
+            match trouble.again {
+                Some(delay) if !self.is_final(trouble.meaning) && !left.is_zero() => {
+                    link.pause(delay.min(left), self.effort.deadline, &trouble.error)
+                        .map_err(Trouble::last)?;
                 }
-                _ => {
-                    if let Ok(response) = &outcome {
-                        self.note_deprecation(response, &request.label);
-                    }
-                    return Err(error);
-                }
+                _ => return Err(trouble),
             }
         }
         unreachable!("the verdict ends the loop at its limit of retries")
     }
 
-    /// Passes on what the service says about this version, each note once.
-    fn note_deprecation(&self, response: &Response, label: &str) {
-        if let Some((level, note)) = deprecation(&response.head)
-            && lock(&self.notes).insert(note.to_owned())
-        {
-            log::log!(level, "{label}: {note}");
+    fn attempt(&mut self, request: &Request<'_>) -> Result<T, Trouble> {
+        let link = self.link;
+        // An exchange of credentials that failed is not repeated here.
+        let key = (self.key)(self.left()).map_err(Trouble::last)?;
+        let mut request = request.clone();
+        request.auth = Auth::Key(&key);
+        self.limit(&mut request);
+        let outcome = link.transport.exchange(&request);
+        link.note_reach(&outcome);
+        if let Ok(response) = &outcome {
+            link.note_deprecation(response, &request.label);
         }
-    }
-
-    /// Says once that nobody answers, so that a wrong address does not look like patience.
-    fn note_reach(&self, outcome: &Result<Response, Fault>) {
-        let known = self.unreachable.load(Ordering::Relaxed);
-        match outcome {
-            Ok(_) if known => self.unreachable.store(false, Ordering::Relaxed),
-            Err(fault) if !known && fault.is_unreachable() => {
-                self.unreachable.store(true, Ordering::Relaxed);
-                log::warn!(
-                    "cannot reach {}: {fault}; trying for up to {} s (`Config::with_patience`)",
-                    self.transport.base_url(),
-                    self.patience.as_secs()
-                );
+        let now = SystemTime::now();
+        let (outcome, error) = match outcome {
+            Ok(response) if response.is_success() => match (self.decode)(response) {
+                Ok(value) => return Ok(value),
+                // Repeated like a broken connection; surfaces as what it is.
+                Err(error) => {
+                    self.damaged += 1;
+                    let error = link.transport.redact_error(error);
+                    let fault = Fault::new(FaultKind::Malformed, error.to_string());
+                    (Err(fault), error.for_request(&request.label))
+                }
+            },
+            Ok(response) => {
+                let error = error_from_response(&response, &request.label, now);
+                (Ok(response), explain(error, &key, now))
             }
-            _ => {}
-        }
+            Err(fault) => {
+                self.misses += u32::from(fault.is_wrong_address());
+                let error = fault.to_error(&request.label);
+                (Err(fault), error)
+            }
+        };
+        let meaning = Meaning::of(&outcome);
+        self.effect = self.effect.and(meaning.effect());
+        let (tries, retries) = (request.retry_count, self.effort.retries);
+        let verdict = http_verdict(&outcome, tries, retries, now, fastrand::f64());
+        Err(Trouble {
+            error,
+            meaning,
+            again: match verdict {
+                Verdict::Retry(delay) => Some(delay),
+                Verdict::Done | Verdict::Fail => None,
+            },
+        })
     }
 
-    /// Waits before another attempt; an error if the client stops or the deadline comes first.
-    fn pause(&self, delay: Duration, deadline: Option<Instant>, cause: &Error) -> Result<()> {
-        if deadline.is_some_and(|deadline| self.clock.now() + delay >= deadline) {
-            let message = "the deadline would pass before the next attempt";
-            let mut context = *Context::caused(message, cause.clone());
-            context.request = cause.context().and_then(|inner| inner.request.clone());
-            return Err(Error::Timeout(Box::new(context)));
+    /// What no patience changes.
+    fn is_final(&self, meaning: Meaning) -> bool {
+        let never_met = !self.link.transport.has_met();
+        self.effort.ends_with(meaning)
+            || self.damaged > DAMAGED
+            || (never_met && self.misses >= WRONG_ADDRESS)
+    }
+
+    fn elapsed(&self) -> Duration {
+        let now = self.link.clock.now();
+        now.saturating_duration_since(self.start)
+    }
+
+    /// How long until the deadline.
+    fn left(&self) -> Duration {
+        let now = self.link.clock.now();
+        let deadline = self.effort.deadline;
+        deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now))
+    }
+
+    /// No attempt outlasts the deadline by much.
+    fn limit(&self, request: &mut Request<'_>) {
+        if self.effort.deadline.is_none() {
+            return;
         }
-        log::debug!("trying again in {delay:?}: {cause}");
-        if self.clock.pause(&self.stop, delay) {
-            return Err(Error::Closed(Context::caused(
-                "the client was closed while this waited for another attempt",
-                cause.clone(),
-            )));
-        }
-        Ok(())
+        let left = self.left().max(Duration::from_millis(1));
+        let within = |limit: Timeout, usual| {
+            let usual = limit.or(Some(usual)).unwrap_or(left);
+            Timeout::After(usual.min(left))
+        };
+        request.read_timeout = within(request.read_timeout, READ_TIMEOUT);
+        request.connect_timeout = within(request.connect_timeout, CONNECT_TIMEOUT);
     }
 }
 
-/// A numbered request that the service did not accept.
-#[derive(Debug)]
-pub(crate) struct Unaccepted {
-    pub(crate) error: Error,
-    /// Whether an attempt may have taken effect all the same.
-    pub(crate) arrived: bool,
-}
-
-/// A server that failed may have done the work first; one that refused has not.
-fn may_have_arrived(outcome: &Result<Response, Fault>) -> bool {
-    match outcome {
-        Ok(response) => response.status() == 408 || response.status() >= 500,
-        Err(fault) => fault.may_have_arrived(),
-    }
+/// Whether an error says that the service does not know what was asked for.
+pub(crate) fn is_gone(error: &Error) -> bool {
+    error.status().map(Meaning::of_status) == Some(Meaning::Gone)
 }
 
 /// Why a single attempt brought no answer.
@@ -349,6 +499,30 @@ pub(crate) enum AttemptError {
     Fault(Fault),
 }
 
-pub(super) fn decode_reply<T: DeserializeOwned>(response: Response) -> Result<T> {
+impl AttemptError {
+    /// What it means, and the error for whoever waits.
+    pub(crate) fn read(self, label: &str) -> (Meaning, Error) {
+        match self {
+            Self::Fault(fault) => (fault.meaning(), fault.to_error(label)),
+            // The request itself never left. An exchange of tokens that failed in passing is an
+            // outage like any other.
+            Self::Credentials(error) => {
+                let passing = match &error {
+                    Error::Connection(_) | Error::Timeout(_) => true,
+                    _ => error
+                        .status()
+                        .is_some_and(|code| Meaning::of_status(code).is_passing()),
+                };
+                let meaning = match passing {
+                    true => Meaning::Unreached,
+                    false => Meaning::Hopeless,
+                };
+                (meaning, error.with_effect(Effect::None))
+            }
+        }
+    }
+}
+
+fn decode_reply<T: DeserializeOwned>(response: Response) -> Result<T> {
     decode_json(&response.body)
 }

@@ -9,29 +9,26 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error};
 use crate::runtime::calls::BILLING_PAUSE;
+use crate::transport::retry::{Backoff, Meaning, wish};
 
 /// What one poll brought.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// Not finished: a `try_again`, or a 408, whose JSON body clears the count of 400s.
     Pending { clears: bool },
-    /// The service held the poll longer than we read.
-    TimedOut,
     /// Finished; the payload of this size is to be asked for.
     MetadataOnly(u64),
     /// The service ran the request and it failed.
     Failed(Error),
     /// A success that cannot be read: cut short, malformed, of the wrong shape.
     Damaged(Error),
-    /// Any other status.
-    Status {
-        status: u16,
+    /// Any other answer, or none.
+    Trouble {
+        meaning: Meaning,
         error: Error,
         /// Whether a 402 falls into the pause that the service grants for topping up.
         paused: bool,
     },
-    /// No answer.
-    Fault(Error),
 }
 
 /// What to do about it.
@@ -56,8 +53,8 @@ const REFETCHES: u32 = 8;
 /// The state of one future between polls.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    /// How long failures in a row are borne.
-    patience: Duration,
+    /// How long failures in a row are borne; for ever if `None`.
+    patience: Option<Duration>,
     iteration: u32,
     fetching: bool,
     bad_requests: u32,
@@ -67,7 +64,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(patience: Option<Duration>) -> Self {
         Self {
             patience,
             iteration: 0,
@@ -80,7 +77,7 @@ impl Machine {
     }
 
     /// Starts at the payload: a poller already told that the request is finished.
-    pub(crate) fn fetching(patience: Duration) -> Self {
+    pub(crate) fn fetching(patience: Option<Duration>) -> Self {
         Self {
             fetching: true,
             ..Self::new(patience)
@@ -108,7 +105,6 @@ impl Machine {
                 }
                 Verdict::Poll
             }
-            Answer::TimedOut => Verdict::Poll,
             Answer::MetadataOnly(_) if self.fetching => Verdict::Fail(Error::Reply(Context::new(
                 "the service announced the result again instead of sending it",
             ))),
@@ -125,54 +121,63 @@ impl Machine {
                 }
                 self.back_off(error, now, jitter)
             }
-            Answer::Fault(error) => self.back_off(error, now, jitter),
-            Answer::Status {
-                status,
+            Answer::Trouble {
+                meaning,
                 error,
                 paused,
-            } => self.status(status, error, paused, now, jitter),
+            } => self.trouble(meaning, error, paused, now, jitter),
         }
     }
 
-    fn status(
+    /// Since when polls have failed without a break.
+    pub(crate) fn failing_since(&self) -> Option<Instant> {
+        self.failing_since
+    }
+
+    fn trouble(
         &mut self,
-        status: u16,
+        meaning: Meaning,
         error: Error,
         paused: bool,
         now: Instant,
         jitter: f64,
     ) -> Verdict {
-        match status {
-            429 => {
+        match meaning {
+            // Either the service is silent or it holds the poll: both mean "still pending".
+            Meaning::Pending => Verdict::Poll,
+            Meaning::Busy => {
                 // The service is alive and asks for patience: this may go on.
                 self.failing_since = None;
                 let delay = self.delay(jitter);
-                Verdict::Wait(error.retry_after().unwrap_or(delay))
+                Verdict::Wait(wish(&error).unwrap_or(delay))
             }
-            500.. => self.back_off(error, now, jitter),
-            400 if self.bad_requests < FORGIVEN => {
+            Meaning::Failing | Meaning::Unreached | Meaning::BrokenOff => {
+                self.back_off(error, now, jitter)
+            }
+            Meaning::BadRequest if self.bad_requests < FORGIVEN => {
                 self.recovered();
                 self.bad_requests += 1;
                 Verdict::Poll
             }
-            402 if paused => Verdict::Wait(BILLING_PAUSE),
-            404 | 410 => Verdict::Lost(lost(error)),
+            Meaning::Unpaid if paused => Verdict::Wait(BILLING_PAUSE),
+            Meaning::Gone => Verdict::Lost(lost(error)),
             _ => Verdict::Fail(error),
         }
     }
 
     fn back_off(&mut self, error: Error, now: Instant, jitter: f64) -> Verdict {
         let since = *self.failing_since.get_or_insert(now);
-        if now.saturating_duration_since(since) >= self.patience {
+        let spent = now.saturating_duration_since(since);
+        if self.patience.is_some_and(|patience| spent >= patience) {
             return Verdict::Fail(error);
         }
         Verdict::Wait(self.delay(jitter))
     }
 
     fn delay(&mut self, jitter: f64) -> Duration {
-        let seconds = f64::from(1_u32 << self.failures.min(5)).min(30.0);
-        self.failures += 1;
-        Duration::from_secs_f64(seconds * (1.0 - 0.25 * jitter))
+        let delay = Backoff::OUTAGE.delay(self.failures, jitter);
+        self.failures = self.failures.saturating_add(1);
+        delay
     }
 
     fn recovered(&mut self) {
@@ -194,13 +199,13 @@ fn lost(error: Error) -> Error {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(300);
+    const PATIENCE: Option<Duration> = Some(Duration::from_secs(300));
 
     fn status(status: u16) -> Answer {
         let mut context = Context::new("scripted");
         context.status = Some(status);
-        Answer::Status {
-            status,
+        Answer::Trouble {
+            meaning: Meaning::of_status(status),
             error: Error::Status(context),
             paused: false,
         }
@@ -210,8 +215,16 @@ mod tests {
         Answer::Pending { clears }
     }
 
+    fn trouble(meaning: Meaning) -> Answer {
+        Answer::Trouble {
+            meaning,
+            error: Error::Connection(Context::new("reset")),
+            paused: false,
+        }
+    }
+
     fn fault() -> Answer {
-        Answer::Fault(Error::Connection(Context::new("reset")))
+        trouble(Meaning::BrokenOff)
     }
 
     /// Feeds the answers and lists what each led to; waits move the time on.
@@ -241,7 +254,7 @@ mod tests {
     #[test]
     fn pending_answers_are_polled_again_at_once() {
         check(
-            vec![pending(false), Answer::TimedOut, pending(true)],
+            vec![pending(false), trouble(Meaning::Pending), pending(true)],
             &["poll", "poll", "poll"],
         );
     }
@@ -278,6 +291,25 @@ mod tests {
     }
 
     #[test]
+    fn without_a_limit_failures_are_borne_for_ever() {
+        let mut machine = Machine::new(None);
+        let (start, mut now) = (Instant::now(), Instant::now());
+        for _ in 0..100_000 {
+            match machine.next(fault(), now, 0.0) {
+                Verdict::Wait(delay) => now += delay,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(now - start > Duration::from_secs(30 * 86_400));
+        assert_eq!(
+            machine
+                .failing_since()
+                .map(|since| since <= start + Duration::from_secs(1)),
+            Some(true)
+        );
+    }
+
+    #[test]
     fn rate_limits_wait_without_an_end() {
         let answers: Vec<_> = (0..40).map(|_| status(429)).collect();
         let mut expected = vec!["wait 1", "wait 2", "wait 4", "wait 8", "wait 16"];
@@ -289,8 +321,8 @@ mod tests {
     fn a_rate_limit_honours_the_wait_it_names() {
         let mut context = Context::new("slow down");
         context.retry_after = Some(Duration::from_millis(5));
-        let answer = Answer::Status {
-            status: 429,
+        let answer = Answer::Trouble {
+            meaning: Meaning::Busy,
             error: Error::Status(context),
             paused: false,
         };
@@ -332,7 +364,7 @@ mod tests {
             vec![damaged(), pending(false), damaged()],
             &["wait 1", "poll", "wait 1"],
         );
-        let mut machine = Machine::new(Duration::MAX);
+        let mut machine = Machine::new(None);
         let now = Instant::now();
         let waits = (0..20)
             .take_while(|_| matches!(machine.next(damaged(), now, 0.0), Verdict::Wait(_)))
@@ -352,8 +384,8 @@ mod tests {
 
     #[test]
     fn an_unpaid_bill_waits_while_the_pause_lasts() {
-        let unpaid = Answer::Status {
-            status: 402,
+        let unpaid = Answer::Trouble {
+            meaning: Meaning::Unpaid,
             error: Error::Status(Context::new("pay")),
             paused: true,
         };

@@ -11,13 +11,17 @@ use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{AttemptError, BILLING_PAUSE};
 use crate::runtime::threads::Background;
 use crate::sync::lock;
-use crate::transport::retry::error_from_response;
+use crate::transport::retry::{Meaning, error_from_response, wish};
 use crate::transport::{Body, Request, Response};
 use crate::wire::reply::{Completion, CompletionsReply, decode_json};
 use crate::wire::request::{FuturesTarget, RetrieveFuturesRequest, to_json};
 use crate::wire::route::RETRIEVE_FUTURES;
 
-/// Called with the size of the result, 0 if unknown, once the request has ended.
+/// Said of a result that has to be asked for, whether it is there or not.
+const UNKNOWN_SIZE: u64 = 0;
+
+/// Called with the size of the result, 0 if unknown, once the request has ended or the poller
+/// cannot tell any more.
 type Waiter = Box<dyn FnOnce(Result<u64>) + Send>;
 
 /// The poller of one sampler. Cloning shares it.
@@ -39,7 +43,8 @@ struct State {
     /// Fetched, and to be reported by the next poll.
     fetched: BTreeSet<String>,
     cursor: u64,
-    dead: Option<Error>,
+    /// What everyone is told once the poller has ended.
+    ended: Option<Result<u64>>,
     closed: bool,
 }
 
@@ -47,12 +52,9 @@ struct State {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Completions,
-    TimedOut,
-    /// No answer, or one that cannot be read.
-    Fault(Error),
-    /// No answer, and none would come: no credential, no secure connection, a closed client.
-    Hopeless(Error),
-    Status {
+    /// Anything else; a success that cannot be read counts as broken off.
+    Trouble {
+        meaning: Meaning,
         error: Error,
         paused: bool,
     },
@@ -65,7 +67,7 @@ pub(crate) enum Verdict {
     Wait(Duration),
     /// Those who wait now are told; later ones may try again.
     GiveUp(Error),
-    /// Nobody can be served any more.
+    /// This kind of poll does not work, and those who wait poll for themselves.
     Die(Error),
 }
 
@@ -98,17 +100,20 @@ impl Machine {
                 self.failing_since = None;
                 Verdict::Poll
             }
-            Answer::TimedOut => Verdict::Poll,
-            Answer::Fault(error) => self.fault(error, now),
-            Answer::Hopeless(error) => Verdict::Die(error),
-            Answer::Status { error, paused } => match error.status() {
-                Some(402) if paused => Verdict::Wait(BILLING_PAUSE),
-                Some(400) if self.bad_requests < FORGIVEN => {
+            Answer::Trouble {
+                meaning,
+                error,
+                paused,
+            } => match meaning {
+                Meaning::Unpaid if paused => Verdict::Wait(BILLING_PAUSE),
+                Meaning::BadRequest if self.bad_requests < FORGIVEN => {
                     self.bad_requests += 1;
                     Verdict::Wait(PAUSE)
                 }
-                Some(429) => Verdict::Wait(error.retry_after().unwrap_or(PAUSE)),
-                Some(408 | 409 | 500..) => self.fault(error, now),
+                // The service holds the poll for as long as we read.
+                Meaning::Pending if error.is_timeout() => Verdict::Poll,
+                Meaning::Busy => Verdict::Wait(wish(&error).unwrap_or(PAUSE)),
+                meaning if meaning.is_passing() => self.fault(error, now),
                 _ => Verdict::Die(error),
             },
         }
@@ -150,9 +155,9 @@ impl Poller {
             drop(state);
             return waiter(Ok(size));
         }
-        if let Some(error) = state.dead.clone() {
+        if let Some(outcome) = state.ended.clone() {
             drop(state);
-            return waiter(Err(error));
+            return waiter(outcome);
         }
         state.waiting.insert(request_id.to_owned(), waiter);
         drop(state);
@@ -191,11 +196,18 @@ impl Shared {
                 Verdict::Wait(delay) => {
                     results.link.clock().pause(results.link.stop(), delay);
                 }
-                Verdict::GiveUp(error) => self.fail(&error, false),
-                Verdict::Die(error) => return self.fail(&error, true),
+                Verdict::GiveUp(error) => self.end(&Err(error), false),
+                Verdict::Die(error) if results.link.stop().is_set() => {
+                    return self.end(&Err(error), true);
+                }
+                Verdict::Die(error) => {
+                    log::warn!("samples are awaited one by one from now on: {error}");
+                    return self.end(&Ok(UNKNOWN_SIZE), true);
+                }
             }
         }
-        self.fail(&Error::Closed(Context::new("the client was closed")), true);
+        let error = Error::Closed(Context::new("the client was closed"));
+        self.end(&Err(error), true);
     }
 
     /// Waits until someone waits or there is something to report; false to end.
@@ -211,15 +223,16 @@ impl Shared {
         !ends(&state)
     }
 
-    fn fail(&self, error: &Error, for_good: bool) {
+    /// Tells those who wait, and if it is for good those who will.
+    fn end(&self, outcome: &Result<u64>, for_good: bool) {
         let mut state = lock(&self.state);
         if for_good {
-            state.dead = Some(error.clone());
+            state.ended = Some(outcome.clone());
         }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         for waiter in waiting.into_values() {
-            waiter(Err(error.clone()));
+            waiter(outcome.clone());
         }
     }
 
@@ -248,20 +261,28 @@ impl Shared {
         match outcome {
             Ok(response) if response.is_success() => match self.take(&response, &reported) {
                 Ok(()) => Answer::Completions,
-                Err(error) => Answer::Fault(error),
+                Err(error) => Answer::Trouble {
+                    meaning: Meaning::BrokenOff,
+                    error,
+                    paused: false,
+                },
             },
-            Ok(response) => Answer::Status {
-                paused: response.status() == 402 && results.link.billing_pause(),
-                error: error_from_response(&response, &label, SystemTime::now()),
-            },
-            Err(AttemptError::Fault(fault)) if fault.is_timeout() && fault.may_have_arrived() => {
-                Answer::TimedOut
+            Ok(response) => {
+                let meaning = Meaning::of_status(response.status());
+                Answer::Trouble {
+                    meaning,
+                    error: error_from_response(&response, &label, SystemTime::now()),
+                    paused: meaning == Meaning::Unpaid && results.link.billing_pause(),
+                }
             }
-            Err(AttemptError::Fault(fault)) if fault.is_retryable() => {
-                Answer::Fault(fault.to_error(&label))
+            Err(failed) => {
+                let (meaning, error) = failed.read(&label);
+                Answer::Trouble {
+                    meaning,
+                    error,
+                    paused: false,
+                }
             }
-            Err(AttemptError::Fault(fault)) => Answer::Hopeless(fault.to_error(&label)),
-            Err(AttemptError::Credentials(error)) => Answer::Hopeless(error),
         }
     }
 
@@ -300,7 +321,8 @@ mod tests {
     fn status(status: u16) -> Answer {
         let mut context = Context::new("scripted");
         context.status = Some(status);
-        Answer::Status {
+        Answer::Trouble {
+            meaning: Meaning::of_status(status),
             error: Error::Status(context),
             paused: false,
         }
@@ -326,16 +348,27 @@ mod tests {
         assert_eq!(seen, expected);
     }
 
+    fn trouble(meaning: Meaning, error: Error, paused: bool) -> Answer {
+        Answer::Trouble {
+            meaning,
+            error,
+            paused,
+        }
+    }
+
     fn fault() -> Answer {
-        Answer::Fault(Error::Connection(Context::new("reset")))
+        let error = Error::Connection(Context::new("reset"));
+        trouble(Meaning::BrokenOff, error, false)
+    }
+
+    fn timed_out() -> Answer {
+        let error = Error::Timeout(Context::new("held"));
+        trouble(Meaning::Pending, error, false)
     }
 
     #[test]
     fn completions_and_silence_are_polled_again_at_once() {
-        check(
-            vec![Answer::Completions, Answer::TimedOut],
-            &["poll", "poll"],
-        );
+        check(vec![Answer::Completions, timed_out()], &["poll", "poll"]);
     }
 
     #[test]
@@ -382,7 +415,7 @@ mod tests {
     #[test]
     fn what_cannot_pass_ends_it() {
         let error = Error::Credentials(Context::new("none"));
-        check(vec![Answer::Hopeless(error)], &["die"]);
+        check(vec![trouble(Meaning::Hopeless, error, false)], &["die"]);
     }
 
     #[test]
@@ -390,13 +423,7 @@ mod tests {
         for code in [401, 402, 403, 404, 410, 422] {
             check(vec![status(code)], &["die"]);
         }
-        let unpaid = Answer::Status {
-            error: match status(402) {
-                Answer::Status { error, .. } => error,
-                _ => unreachable!(),
-            },
-            paused: true,
-        };
-        check(vec![unpaid], &["wait 5"]);
+        let error = Error::Status(Context::new("unpaid"));
+        check(vec![trouble(Meaning::Unpaid, error, true)], &["wait 5"]);
     }
 }

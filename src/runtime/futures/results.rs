@@ -1,12 +1,12 @@
 //! What every wait for a result shares.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::config::{Config, QueueObserver};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::pending::Status;
 use crate::runtime::stop::Stop;
@@ -33,6 +33,8 @@ pub(crate) struct Results {
     observer_failed: AtomicBool,
     /// Set once the session takes nothing more.
     closing: Stop,
+    /// Why the service has ended the session.
+    lost: OnceLock<Error>,
 }
 
 /// An operation that failed for good.
@@ -58,17 +60,37 @@ impl Results {
             report: Box::new(report),
             observer_failed: AtomicBool::new(false),
             closing: Stop::default(),
+            lost: OnceLock::new(),
             link,
             config,
             client_config,
         }
     }
 
-    /// An error once the session was closed.
+    /// An error once the session was closed, or the service has ended it.
     pub(crate) fn check_open(&self) -> Result<()> {
-        match self.closing.is_set() {
-            true => Err(Error::Closed(Context::new("create a new client"))),
-            false => Ok(()),
+        match (self.closing.is_set(), self.lost.get()) {
+            (true, _) => Err(Error::Closed(Context::new("create a new client"))),
+            (false, Some(error)) => Err(error.clone()),
+            (false, None) => Ok(()),
+        }
+    }
+
+    /// Whether the service has ended the session.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// Notes that the service has ended the session, or forgotten it: nothing more can be done
+    /// in it.
+    pub(crate) fn lose(&self, session_id: &str, cause: &Error) {
+        let message = format!(
+            "session {session_id} has ended; make a new client, and go on from a checkpoint"
+        );
+        let context = Context::caused(message, cause.clone());
+        let error = Error::Lost(context).with_effect(Effect::Accepted);
+        if self.lost.set(error.clone()).is_ok() {
+            log::error!("{error}: {cause}");
         }
     }
 

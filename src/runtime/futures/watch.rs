@@ -6,11 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 use super::machine::{Answer, Machine, Verdict};
 use super::results::{Failure, Results};
 use crate::config::Timeout;
-use crate::error::{Context, Error, Result};
-use crate::runtime::calls::AttemptError;
+use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::pending::Status;
 use crate::runtime::threads::{BytesGuard, Crew};
-use crate::transport::retry::error_from_response;
+use crate::transport::retry::{Meaning, error_from_response};
 use crate::transport::{Body, Request, Response};
 use crate::types::QueueStatus;
 use crate::wire::reply::RetrieveReply;
@@ -34,6 +33,16 @@ pub(crate) struct Accepted {
     pub(crate) roundtrip: Duration,
 }
 
+impl Accepted {
+    /// Whether the same request may be made again without harm.
+    fn is_idempotent(&self) -> bool {
+        matches!(
+            self.request_type,
+            "Sample" | "Forward" | "CreateModel" | "CreateCustomLoss" | "UnloadModel"
+        )
+    }
+}
+
 /// How a future ended.
 pub(crate) enum Outcome<T> {
     Ready(T),
@@ -52,6 +61,7 @@ pub(crate) struct Watch<T> {
     status: Arc<Status>,
     decode: Decode<T>,
     done: Box<dyn FnOnce(Outcome<T>) + Send>,
+    patience: Option<Duration>,
     machine: Machine,
     reserved: Option<BytesGuard>,
     announced: Option<u64>,
@@ -68,7 +78,8 @@ impl<T: Send + 'static> Watch<T> {
         decode: Decode<T>,
         done: impl FnOnce(Outcome<T>) + Send + 'static,
     ) -> Self {
-        let machine = Machine::new(results.patience());
+        // The service has it whatever our polls do.
+        let patience = results.config.result_patience;
         Self {
             crew: results.crew.clone(),
             results,
@@ -76,7 +87,8 @@ impl<T: Send + 'static> Watch<T> {
             status,
             decode,
             done: Box::new(done),
-            machine,
+            patience,
+            machine: Machine::new(patience),
             reserved: None,
             announced: None,
             started: Instant::now(),
@@ -84,10 +96,17 @@ impl<T: Send + 'static> Watch<T> {
         }
     }
 
+    /// Bears polls that fail for this long instead of for ever.
+    pub(crate) fn bearing(mut self, patience: Option<Duration>) -> Self {
+        self.patience = patience;
+        self.machine = Machine::new(patience);
+        self
+    }
+
     /// Starts at the payload, if a poller announced its size.
     pub(crate) fn finished_with(mut self, size: u64) -> Self {
         if size > 0 {
-            self.machine = Machine::fetching(self.results.patience());
+            self.machine = Machine::fetching(self.patience);
             self.announced = Some(size);
         }
         self
@@ -130,7 +149,13 @@ impl<T: Send + 'static> Watch<T> {
                 Polled::Answer(answer) => answer,
             };
             let now = self.results.link.clock().now();
-            match self.machine.next(answer, now, fastrand::f64()) {
+            let reason = match &answer {
+                Answer::Trouble { error, .. } | Answer::Damaged(error) => error.to_string(),
+                _ => String::new(),
+            };
+            let verdict = self.machine.next(answer, now, fastrand::f64());
+            self.status.polled(self.machine.failing_since(), reason);
+            match verdict {
                 Verdict::Poll => {}
                 Verdict::Wait(delay) => {
                     self.results
@@ -162,13 +187,23 @@ impl<T: Send + 'static> Watch<T> {
     }
 
     fn name(&self, error: Error) -> Error {
-        error
+        let effect = match &error {
+            // It ran, and what failed has changed nothing.
+            Error::Failed(_) => Effect::None,
+            _ => Effect::Accepted,
+        };
+        let error = error
             .for_request(self.status.operation())
             .with_request_id(&self.accepted.request_id)
+            .with_effect(effect);
+        match self.accepted.is_idempotent() {
+            true => error.for_idempotent(),
+            false => error,
+        }
     }
 
     fn report(&self, error: &Error) {
-        if matches!(error, Error::Closed(_)) {
+        if matches!(error, Error::Closed(_) | Error::Cancelled(_)) {
             return;
         }
         self.results.failed(&Failure {
@@ -185,17 +220,17 @@ impl<T: Send + 'static> Watch<T> {
             Ok(response) => response,
             Err(answer) => return Polled::Answer(answer),
         };
-        match response.status() {
-            200..300 => self.read(response),
-            408 => {
+        match Meaning::of_status(response.status()) {
+            Meaning::Success => self.read(response),
+            Meaning::Pending => {
                 let note = RetrieveReply::pending_note(&response.body);
                 let clears = note.is_some();
                 Polled::Answer(self.pending(note, clears))
             }
-            status => Polled::Answer(Answer::Status {
-                status,
+            meaning => Polled::Answer(Answer::Trouble {
+                meaning,
                 error: error_from_response(&response, "POST retrieve_future", SystemTime::now()),
-                paused: status == 402 && self.results.link.billing_pause(),
+                paused: meaning == Meaning::Unpaid && self.results.link.billing_pause(),
             }),
         }
     }
@@ -224,23 +259,14 @@ impl<T: Send + 'static> Watch<T> {
             false => self.results.config.poll_timeout,
         };
         request.read_timeout = Timeout::After(limit);
-        self.results
-            .link
-            .attempt(request)
-            .map_err(|error| match error {
-                AttemptError::Credentials(error) => Answer::Failed(error),
-                // Either the service is silent or it holds the poll: both mean "still pending".
-                AttemptError::Fault(fault) if fault.is_timeout() && fault.may_have_arrived() => {
-                    Answer::TimedOut
-                }
-                AttemptError::Fault(fault) => {
-                    let error = fault.to_error(&RETRIEVE_FUTURE.label());
-                    match fault.is_retryable() {
-                        true => Answer::Fault(error),
-                        false => Answer::Failed(error),
-                    }
-                }
-            })
+        self.results.link.attempt(request).map_err(|failed| {
+            let (meaning, error) = failed.read(&RETRIEVE_FUTURE.label());
+            Answer::Trouble {
+                meaning,
+                error,
+                paused: false,
+            }
+        })
     }
 
     fn read(&self, response: Response) -> Polled<T> {
@@ -252,19 +278,30 @@ impl<T: Send + 'static> Watch<T> {
                     let work = move || decode(content_type.as_deref(), body);
                     match self.results.cpu.run(size, work) {
                         Ok(value) => return Polled::Ready(value),
-                        Err(error) => Answer::Damaged(error),
+                        Err(error) => Answer::Damaged(self.damaged(error)),
                     }
                 }
                 Ok(RetrieveReply::MetadataOnly { size }) => Answer::MetadataOnly(size),
                 Ok(RetrieveReply::Failed { message, category }) => {
+                    // The service's words may echo what it was sent.
+                    let message = self.results.link.transport().redact(&message);
                     let mut context = Context::new(message);
                     context.category = Some(category);
                     Answer::Failed(Error::Failed(context))
                 }
                 Ok(pending @ RetrieveReply::Pending { .. }) => self.pending(Some(pending), false),
-                Err(error) => Answer::Damaged(error),
+                Err(error) => Answer::Damaged(self.damaged(error)),
             },
         )
+    }
+
+    /// What is wrong with a result is the reply's fault, not an argument's.
+    fn damaged(&self, error: Error) -> Error {
+        let error = match error {
+            Error::Invalid(_) => Error::Reply(Context::new(error.to_string())),
+            other => other,
+        };
+        self.results.link.transport().redact_error(error)
     }
 
     fn pending(&self, note: Option<RetrieveReply>, clears: bool) -> Answer {
@@ -295,5 +332,5 @@ fn queue_status(reply: RetrieveReply) -> Option<QueueStatus> {
 }
 
 fn cancelled() -> Error {
-    Error::Closed(Context::new("cancelled: its handle was dropped"))
+    Error::Cancelled(Context::new("its handle was dropped"))
 }

@@ -4,11 +4,13 @@ mod promise;
 mod status;
 
 use std::fmt;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Effect, Error, Result};
+use crate::sync::lock;
 use crate::types::{QueueStatus, RequestId};
 
 pub(crate) use self::promise::{Aborter, OnDrop, Promise, promise};
@@ -26,7 +28,7 @@ pub(crate) use self::status::Status;
 /// use std::time::Duration;
 /// use tinker::{AdamParams, LossFn};
 ///
-/// let mut step = training.forward_backward(&data, LossFn::CrossEntropy)?;
+/// let step = training.forward_backward(&data, LossFn::CrossEntropy)?;
 /// let optim = training.optim_step(AdamParams::default())?;
 /// // Both are in flight. `None` means not yet: the handle stays usable, nothing is cancelled.
 /// let output = loop {
@@ -38,7 +40,6 @@ pub(crate) use self::status::Status;
 /// optim.join()?;
 /// # Ok(()) }
 /// ```
-#[doc(alias = "APIFuture")]
 #[must_use = "a dropped handle loses the result; call `join`"]
 pub struct Pending<T> {
     source: Box<dyn Source<T>>,
@@ -50,7 +51,7 @@ impl<T: Send + 'static> Pending<T> {
     /// # Errors
     ///
     /// Whatever made the operation fail; see [`Error::remedy`].
-    pub fn join(mut self) -> Result<T> {
+    pub fn join(self) -> Result<T> {
         self.source
             .wait(Until::Done)
             .expect("waiting without a deadline ends with a result")
@@ -59,34 +60,40 @@ impl<T: Send + 'static> Pending<T> {
     /// The result if it is there. `None` leaves the handle usable.
     ///
     /// After `Some` the result has been taken, and further calls give an error.
-    pub fn try_join(&mut self) -> Option<Result<T>> {
+    pub fn try_join(&self) -> Option<Result<T>> {
         self.source.wait(Until::Now)
     }
 
     /// Waits at most `limit`. `None` leaves the handle usable and cancels nothing.
-    pub fn join_timeout(&mut self, limit: Duration) -> Option<Result<T>> {
+    pub fn join_timeout(&self, limit: Duration) -> Option<Result<T>> {
         match Instant::now().checked_add(limit) {
             Some(deadline) => self.source.wait(Until::At(deadline)),
             None => self.source.wait(Until::Done),
         }
     }
 
-    /// Waits at most `limit`, then gives up: dropping the handle cancels a sample.
+    /// Waits at most `limit`, with an error when it runs out. The operation and this handle live
+    /// on: join again, or later.
     ///
     /// # Errors
     ///
     /// [`Error::Timeout`] if the result is not there in time, with the request's id and what the
-    /// service last said about its queue.
-    pub fn join_within(mut self, limit: Duration) -> Result<T> {
+    /// service last said about its queue; its remedy is to wait, never to submit a training
+    /// operation again.
+    pub fn join_within(&self, limit: Duration) -> Result<T> {
         self.join_timeout(limit).unwrap_or_else(|| {
-            let queue = match self.queue_state() {
-                Some(queue) => format!("; its queue is {}", queue.state),
-                None => String::new(),
+            let queue = match (self.queue_state(), self.trouble()) {
+                (_, Some(trouble)) => format!("; its polls fail: {}", trouble.reason),
+                (Some(queue), None) => format!("; its queue is {}", queue.state),
+                (None, None) => String::new(),
             };
             let message = format!("not done {:?} after it was submitted{queue}", self.age());
             let mut context = *Context::new(message);
             context.request = Some(self.operation().to_owned());
             context.request_id = self.request_id().map(Into::into);
+            // Sent or still queued, it is on its way.
+            context.effect = Effect::Accepted;
+            context.idempotent = matches!(self.operation(), "sample" | "forward");
             Err(Error::Timeout(Box::new(context)))
         })
     }
@@ -109,7 +116,7 @@ impl<T: Send + 'static> Pending<T> {
         Pending {
             source: Box::new(Mapped {
                 inner: self,
-                f: Some(f),
+                f: Mutex::new(Some(f)),
             }),
         }
     }
@@ -134,6 +141,23 @@ impl<T> Pending<T> {
     /// The id the service gave the request, once it was accepted.
     pub fn request_id(&self) -> Option<RequestId> {
         self.source.status().request_id()
+    }
+
+    /// The ids of all requests of the operation that were accepted so far: one for each chunk of
+    /// a large `forward_backward`. Each can be taken up again by
+    /// [`TrainingClient::attach`](crate::TrainingClient::attach).
+    pub fn request_ids(&self) -> Vec<RequestId> {
+        self.source.status().request_ids()
+    }
+
+    /// Since when, and why, the service cannot be asked for the result. The operation goes on
+    /// there meanwhile; asking for it does too.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let (since, reason) = self.source.status().trouble()?;
+        Some(Trouble {
+            lasting: Instant::now().saturating_duration_since(since),
+            reason,
+        })
     }
 
     /// How long ago the operation was submitted.
@@ -220,6 +244,16 @@ impl<T: Send + 'static> Iterator for AsCompleted<T> {
     }
 }
 
+/// Why the result of an operation cannot be asked for at present: see [`Pending::trouble`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trouble {
+    /// For how long every poll has failed.
+    pub lasting: Duration,
+    /// Why the last one did.
+    pub reason: String,
+}
+
 pub(crate) enum Until {
     Now,
     At(Instant),
@@ -232,8 +266,8 @@ pub(crate) struct Watcher {
     index: usize,
 }
 
-trait Source<T>: Send {
-    fn wait(&mut self, until: Until) -> Option<Result<T>>;
+trait Source<T>: Send + Sync {
+    fn wait(&self, until: Until) -> Option<Result<T>>;
     fn is_finished(&self) -> bool;
     fn status(&self) -> &Status;
     fn watch(&self, watcher: Watcher);
@@ -241,7 +275,7 @@ trait Source<T>: Send {
 
 struct Mapped<T, F> {
     inner: Pending<T>,
-    f: Option<F>,
+    f: Mutex<Option<F>>,
 }
 
 impl<T, U, F> Source<U> for Mapped<T, F>
@@ -249,15 +283,13 @@ where
     T: Send + 'static,
     F: FnOnce(T) -> Result<U> + Send,
 {
-    fn wait(&mut self, until: Until) -> Option<Result<U>> {
+    fn wait(&self, until: Until) -> Option<Result<U>> {
         let value = match self.inner.source.wait(until)? {
             Ok(value) => value,
             Err(error) => return Some(Err(error)),
         };
-        let f = self
-            .f
-            .take()
-            .expect("the inner handle gives its value once");
+        let f = lock(&self.f).take();
+        let f = f.expect("the inner handle gives its value once");
         Some(f(value))
     }
 

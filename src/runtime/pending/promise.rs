@@ -133,7 +133,7 @@ struct Handle<T> {
 }
 
 impl<T: Send> Source<T> for Handle<T> {
-    fn wait(&mut self, until: Until) -> Option<Result<T>> {
+    fn wait(&self, until: Until) -> Option<Result<T>> {
         let state = lock(&self.slot.state);
         let mut state = match until {
             Until::Now => state,

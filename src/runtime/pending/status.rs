@@ -16,7 +16,9 @@ pub(crate) struct Status {
 
 #[derive(Default)]
 struct Progress {
-    request_id: Option<RequestId>,
+    /// One for each part of the call that was accepted.
+    request_ids: Vec<RequestId>,
+    trouble: Option<Box<(Instant, String)>>,
     queue: Option<Box<QueueStatus>>,
     logged: Option<Instant>,
 }
@@ -45,11 +47,37 @@ impl Status {
     }
 
     pub(crate) fn accepted(&self, request_id: &str) {
-        lock(&self.progress).request_id = Some(request_id.into());
+        lock(&self.progress).request_ids = vec![request_id.into()];
     }
 
+    /// One part of a call of several was accepted.
+    pub(crate) fn part_accepted(&self, request_id: &str) {
+        lock(&self.progress).request_ids.push(request_id.into());
+    }
+
+    /// The id of a call of one request.
     pub(crate) fn request_id(&self) -> Option<RequestId> {
-        lock(&self.progress).request_id.clone()
+        match &lock(&self.progress).request_ids[..] {
+            [only] => Some(only.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn request_ids(&self) -> Vec<RequestId> {
+        lock(&self.progress).request_ids.clone()
+    }
+
+    /// Notes since when polls for the result have failed, and why the last one did.
+    pub(crate) fn polled(&self, failing_since: Option<Instant>, reason: String) {
+        let mut progress = lock(&self.progress);
+        match failing_since {
+            Some(since) => progress.trouble = Some(Box::new((since, reason))),
+            None => progress.trouble = None,
+        }
+    }
+
+    pub(crate) fn trouble(&self) -> Option<(Instant, String)> {
+        lock(&self.progress).trouble.as_deref().cloned()
     }
 
     pub(crate) fn queue_state(&self) -> Option<QueueStatus> {

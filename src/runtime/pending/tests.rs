@@ -20,7 +20,7 @@ fn joins_from_another_thread() {
 
 #[test]
 fn none_leaves_the_handle_usable_and_some_takes_the_result() {
-    let (promise, mut pending, status) = pair(OnDrop::Cancels);
+    let (promise, pending, status) = pair(OnDrop::Cancels);
     assert!(pending.try_join().is_none());
     assert!(pending.join_timeout(Duration::ZERO).is_none());
     assert!(!pending.is_finished() && !status.is_cancelled());

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 use super::dispatch::{Dispatcher, Flight, Post};
 use super::progress::Ticket;
 use super::sampler::{Sampler, Settings};
-use crate::error::{Error, Result, is_retryable_status};
+use crate::error::{Error, Result};
 use crate::runtime::calls::AttemptError;
 use crate::runtime::futures::{Accepted, Outcome, Poller, Watch};
 use crate::runtime::pending::{Promise, Status};
-use crate::transport::retry::{doubling_delay, error_from_response, sampling_delay};
-use crate::transport::{Body, Fault, Request, Response};
+use crate::transport::retry::{Backoff, Meaning, error_from_response, wish};
+use crate::transport::{Body, Request, Response};
 use crate::types::{ModelInput, SampleOptions, SampleResponse};
 use crate::wire::dialect::decode_sample;
 use crate::wire::reply::{FutureReply, decode_json};
@@ -92,8 +92,7 @@ impl Job {
                 Err(error) => Submitted::Again(error.for_request(&ASAMPLE.label())),
             },
             Ok(response) => self.refused(&response),
-            Err(AttemptError::Credentials(error)) => Submitted::Fatal(error),
-            Err(AttemptError::Fault(fault)) => unanswered(&fault),
+            Err(failed) => unanswered(failed),
         }
     }
 
@@ -119,10 +118,10 @@ impl Job {
     fn refused(&self, response: &Response) -> Submitted {
         let error = error_from_response(response, &ASAMPLE.label(), SystemTime::now());
         let paused = || self.sampler.room.results.link.billing_pause();
-        match response.status() {
-            429 => Submitted::Backoff(error.retry_after().unwrap_or(self.backoff())),
-            402 if paused() => Submitted::Backoff(self.backoff()),
-            status if is_retryable_status(status) => Submitted::Again(error),
+        match Meaning::of_status(response.status()) {
+            Meaning::Busy => Submitted::Backoff(wish(&error).unwrap_or(self.backoff())),
+            Meaning::Unpaid if paused() => Submitted::Backoff(self.backoff()),
+            meaning if meaning.is_passing() => Submitted::Again(error),
             _ => Submitted::Fatal(error),
         }
     }
@@ -146,7 +145,7 @@ impl Job {
         if let Some(stuck) = self.sampler.stuck() {
             return self.fail(stuck);
         }
-        let delay = doubling_delay(self.refusals).mul_f64(1.0 - 0.25 * fastrand::f64());
+        let delay = Backoff::OUTAGE.delay(self.refusals, fastrand::f64());
         self.refusals += 1;
         self.sampler.progress.retried();
         let bytes = self.bytes;
@@ -217,6 +216,7 @@ impl Job {
             Arc::new(decode),
             done,
         )
+        .bearing(Some(room.results.patience()))
         .giving_up(move || sampler.stuck())
         .on(crew)
     }
@@ -254,7 +254,7 @@ impl Job {
         if let Some(stuck) = self.sampler.stuck() {
             return self.fail(stuck);
         }
-        let delay = sampling_delay(self.attempts, fastrand::f64());
+        let delay = Backoff::SAMPLING.delay(self.attempts, fastrand::f64());
         log::debug!("submitting a sample again in {delay:?}: {error}");
         self.attempts += 1;
         self.number = None;
@@ -273,13 +273,14 @@ impl Job {
     fn fail(self, error: Error) {
         self.sampler.progress.failed();
         drop(self.ticket);
-        self.promise.resolve(Err(error.for_request("sample")));
+        let error = error.for_request("sample").for_idempotent();
+        self.promise.resolve(Err(error));
     }
 }
 
-fn unanswered(fault: &Fault) -> Submitted {
-    let error = fault.to_error(&ASAMPLE.label());
-    match fault.is_retryable() {
+fn unanswered(failed: AttemptError) -> Submitted {
+    let (meaning, error) = failed.read(&ASAMPLE.label());
+    match meaning.is_passing() {
         true => Submitted::Again(error),
         false => Submitted::Fatal(error),
     }

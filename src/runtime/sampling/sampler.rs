@@ -105,7 +105,15 @@ impl Sampler {
 
     /// The next request number. The first one of a clone may ask the service where to begin.
     pub(super) fn number(&self) -> Result<u64> {
-        Ok(self.clone_id()? * CLONE_NUMBERS + self.next.fetch_add(1, Ordering::Relaxed))
+        let clone_id = self.clone_id()?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        clone_id
+            .checked_mul(CLONE_NUMBERS)
+            .and_then(|first| first.checked_add(number))
+            .ok_or_else(|| {
+                let message = format!("{clone_id} is too large a number for a clone of a sampler");
+                Error::Reply(Context::new(message)).for_request("join_sampling_session")
+            })
     }
 
     fn clone_id(&self) -> Result<u64> {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::Session;
 use crate::error::{Context, Error, Result};
-use crate::runtime::calls::Effort;
+use crate::runtime::calls::{Effort, is_gone};
+use crate::runtime::clock::Clock;
 use crate::transport::{Body, Request};
 use crate::types::FinishReason;
 use crate::wire::request::{FinishSessionRequest, to_json};
@@ -25,22 +26,30 @@ impl Session {
     }
 
     fn end(&self, reason: FinishReason, detail: Option<&str>, finish: Duration) -> Result<()> {
-        if !self.core.results.begin_closing() {
+        // A forked child has none of the threads, and the session is its parent's.
+        if !self.process.is_this() || !self.core.results.begin_closing() {
             return Ok(());
         }
-        let deadline = Instant::now() + self.core.config.close_timeout;
+        let limit = self.core.config.close_timeout;
+        // Nobody would take what is queued for a service that is not there.
+        let deadline = match self.core.link.is_unreachable() {
+            true => Instant::now(),
+            false => Clock::after(limit),
+        };
         let abandoned = self.core.training.flush(deadline);
-        let finished = self.finish(reason, detail, finish);
-        self.core
-            .telemetry
-            .drain(self.core.config.close_timeout.min(TELEMETRY));
+        let finished = match self.is_owner && !self.core.results.is_lost() {
+            true => self.finish(reason, detail, finish),
+            false => Ok(()),
+        };
+        if !self.core.link.is_unreachable() {
+            self.core.telemetry.drain(limit.min(TELEMETRY));
+        }
         self.core.shut_down();
         finished?;
         match abandoned {
             0 => Ok(()),
             count => Err(Error::Closed(Context::new(format!(
-                "{count} queued operations were not sent within {:?} and are given up",
-                self.core.config.close_timeout
+                "{count} queued operations were not sent within {limit:?} and are given up"
             )))),
         }
     }
@@ -51,10 +60,13 @@ impl Session {
         let request = Request::to(&route::FINISH_SESSION, path)
             .with_body(Body::Json(&body))
             .with_read_timeout(limit);
-        let effort = Effort::from(&route::FINISH_SESSION).until(Some(Instant::now() + limit));
-        match self.core.link.call_raw(request, effort) {
-            // Not every server keeps books.
-            Err(error) if error.status() != Some(404) => Err(error),
+        let link = &self.core.link;
+        let effort = Effort::from(&route::FINISH_SESSION)
+            .if_reached()
+            .until(link.deadline(limit));
+        match link.call_raw(request, effort) {
+            // Not every server keeps books, and one that was restarted has nothing to end.
+            Err(error) if !is_gone(&error) => Err(error),
             _ => Ok(()),
         }
     }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::core::Core;
+use crate::error::Result;
+use crate::runtime::calls::is_gone;
 use crate::transport::{Body, Request};
 use crate::wire::request::{SessionHeartbeatRequest, to_json};
 use crate::wire::route;
@@ -10,22 +12,26 @@ use crate::wire::route;
 /// Without a heartbeat for this long the service will soon give the session up.
 const SILENCE: Duration = Duration::from_secs(120);
 
+/// One heartbeat.
+pub(super) fn beat(core: &Core) -> Result<()> {
+    let body = to_json(&SessionHeartbeatRequest {
+        session_id: core.session_id.as_str().into(),
+    })?;
+    let route = &route::SESSION_HEARTBEAT;
+    let request = Request::to(route, route.fixed_path()).with_body(Body::Json(&body));
+    core.link.call_raw(request, route.into()).map(drop)
+}
+
 /// Keeps the session alive. Its own thread and its own connections: nothing delays it.
 pub(super) fn heartbeat(core: &Core) {
-    let request = SessionHeartbeatRequest {
-        session_id: core.session_id.as_str().into(),
-    };
-    let Ok(body) = to_json(&request) else { return };
     let clock = core.link.clock();
-    let mut last = clock.now();
+    let (mut last, mut known) = (clock.now(), false);
     while !clock.beat(core.link.stop(), core.config.heartbeat) {
-        let route = &route::SESSION_HEARTBEAT;
-        let request = Request::to(route, route.fixed_path()).with_body(Body::Json(&body));
-        match core.link.call_raw(request, route.into()) {
-            Ok(_) => last = clock.now(),
-            Err(error) if error.status() == Some(410) => {
-                log::debug!("the service has finished session {}", core.session_id);
-                return;
+        match beat(core) {
+            Ok(()) => (last, known) = (clock.now(), true),
+            // A server that has never taken a heartbeat may not know what one is.
+            Err(error) if is_gone(&error) && (known || error.status() == Some(410)) => {
+                return core.results.lose(&core.session_id, &error);
             }
             Err(error) => {
                 let silence = clock.now().saturating_duration_since(last);

@@ -88,6 +88,7 @@ impl Host {
     /// Joins the session of a sampler's maker, with this client's credentials.
     pub(crate) fn adopt(&self, handle: &SamplerHandle) -> Result<Arc<Session>> {
         let holder = &handle.holder;
+        self.config.check_handle_origin(&holder.base_url)?;
         let mut config = self.config.clone().with_base_url(&holder.base_url);
         for (name, value) in &holder.default_headers_overrides {
             config = config.with_header(name, value.as_str());
@@ -99,7 +100,7 @@ impl Host {
             holder.client_dynamic_config.clone(),
             handle.session_id.clone(),
         );
-        Session::adopt(Arc::new(link), config, client_config, dynamic, id)
+        Session::join(Arc::new(link), config, client_config, dynamic, id)
     }
 
     /// Ends the session, if there is one, and every call under way.

@@ -20,6 +20,7 @@ use self::counters::Counters;
 use crate::error::Result;
 use crate::loss::LossGraph;
 use crate::runtime::pending::Pending;
+use crate::runtime::process::Process;
 use crate::runtime::sampling::Sampler;
 use crate::runtime::training::Queue;
 use crate::types::{ModelId, SamplingSessionId};
@@ -34,10 +35,13 @@ use self::upkeep::fetch_dynamic;
 pub(crate) struct Session {
     pub(crate) core: Arc<Core>,
     pub(crate) counters: Arc<Counters>,
+    /// Opened by this client. One that only joined it must not end it.
+    is_owner: bool,
+    process: Process,
 }
 
 impl Session {
-    /// An error once the session was closed.
+    /// An error once the session was closed, or has ended without being asked to.
     pub(crate) fn check_open(&self) -> Result<()> {
         self.core.results.check_open()
     }

@@ -10,6 +10,7 @@ use super::upkeep::upkeep;
 use crate::config::Config;
 use crate::error::Result;
 use crate::runtime::calls::Link;
+use crate::runtime::process::Process;
 use crate::transport::PROTOCOL_VERSION;
 use crate::types::{ClientConfig, DynamicConfig};
 use crate::wire::reply::CreateSessionReply;
@@ -38,24 +39,43 @@ impl Session {
             (log::Level::Error, &reply.error_message),
         ] {
             if let Some(message) = message {
-                log::log!(level, "the service says: {message}");
+                log::log!(
+                    level,
+                    "the service says: {}",
+                    link.transport().redact(message)
+                );
             }
         }
-        Self::adopt(link, config, client_config, dynamic, reply.session_id)
+        let (id, is_owner) = (reply.session_id, true);
+        Self::start(link, config, client_config, dynamic, id, is_owner)
     }
 
-    /// Joins a session that another client opened.
-    pub(crate) fn adopt(
+    /// Joins a session that another client opened: keeps it alive, and leaves ending it to its
+    /// owner.
+    pub(crate) fn join(
         link: Arc<Link>,
         config: Config,
         client_config: ClientConfig,
         dynamic: DynamicConfig,
         session_id: String,
     ) -> Result<Arc<Self>> {
+        Self::start(link, config, client_config, dynamic, session_id, false)
+    }
+
+    fn start(
+        link: Arc<Link>,
+        config: Config,
+        client_config: ClientConfig,
+        dynamic: DynamicConfig,
+        session_id: String,
+        is_owner: bool,
+    ) -> Result<Arc<Self>> {
         let core = Arc::new(Core::new(link, config, client_config, dynamic, session_id));
         let session = Arc::new(Self {
             core: core.clone(),
             counters: Arc::new(Counters::default()),
+            is_owner,
+            process: Process::current(),
         });
         let beating = core.clone();
         core.background

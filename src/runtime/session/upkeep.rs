@@ -12,6 +12,8 @@ use crate::wire::route;
 
 /// The least time between two looks at the dynamic configuration.
 const MIN_REFRESH: u64 = 10;
+/// The most.
+const MAX_REFRESH: u64 = 86_400;
 
 /// What the service wants changed while a session runs; a server without it gets the defaults.
 pub(crate) fn fetch_dynamic(link: &Link) -> Result<DynamicConfig> {
@@ -22,7 +24,7 @@ pub(crate) fn fetch_dynamic(link: &Link) -> Result<DynamicConfig> {
 /// Renews the token and looks for changes of configuration.
 pub(super) fn upkeep(core: &Core) {
     let interval = |dynamic: &DynamicConfig| {
-        Duration::from_secs(dynamic.refresh_interval_sec.max(MIN_REFRESH))
+        Duration::from_secs(dynamic.refresh_interval_sec.clamp(MIN_REFRESH, MAX_REFRESH))
     };
     let clock = core.link.clock();
     let mut due = clock.now() + interval(&lock(&core.dynamic));

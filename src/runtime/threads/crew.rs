@@ -77,8 +77,11 @@ impl Crew {
         state.queue.push_back(job);
         if state.running.len() < self.0.limit.load(Ordering::Relaxed)
             && let Some(first) = state.queue.pop_front()
+            && let Err(unstarted) = self.start(&mut state, first)
         {
-            self.start(&mut state, first);
+            drop(state);
+            // Nobody else would ever take it up.
+            run_job(unstarted);
         }
     }
 
@@ -87,8 +90,9 @@ impl Crew {
         self.0.limit.store(threads.max(1), Ordering::Relaxed);
     }
 
-    /// Starts a thread for the job; if the system refuses, the job waits for one that runs.
-    fn start(&self, state: &mut State, job: Job) {
+    /// Starts a thread for the job. If the system refuses, the job waits for one that runs, or
+    /// is given back if there is none.
+    fn start(&self, state: &mut State, job: Job) -> Result<(), Job> {
         let id = state.next_id;
         let slot = Arc::new(Mutex::new(Some(job)));
         let (shared, mine) = (self.0.clone(), slot.clone());
@@ -106,10 +110,14 @@ impl Crew {
             }
             Err(error) => {
                 let job = lock(&slot).take().expect("no thread started to take it");
-                state.queue.push_front(job);
                 log::warn!("cannot start another waiting thread ({error}); requests take turns");
+                if state.running.is_empty() {
+                    return Err(job);
+                }
+                state.queue.push_front(job);
             }
         }
+        Ok(())
     }
 
     /// Whether jobs wait for a thread: long polls should then be short and queue up again.
@@ -149,13 +157,17 @@ impl Crew {
     }
 }
 
+fn run_job(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        log::error!("a waiting thread caught a panic; the operation it ran has failed");
+    }
+}
+
 impl Shared {
     fn work(&self, id: u64, first: Option<Job>) {
         let mut next = first;
         while let Some(job) = next {
-            if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                log::error!("a waiting thread caught a panic; the operation it ran has failed");
-            }
+            run_job(job);
             next = self.next(id);
         }
         let mut state = lock(&self.state);

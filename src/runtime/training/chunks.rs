@@ -7,22 +7,21 @@ use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::unbounded;
 
-use super::dialect::Form;
+use super::dialect::{Hint, Spoken, hint};
 use super::gather::{Gather, Gathered};
-use super::queue::{Gate, Operation, Worker, classify, training_result};
+use super::queue::{Gate, Operation, Shared, Worker};
 use super::room::Training;
-use super::sequence::Sent;
-use crate::error::{Context, Error, Result, is_retryable_status};
-use crate::runtime::calls::{AttemptError, Unaccepted};
+use super::sequence::{Conflict, Sent, classify};
+use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::futures::{Accepted, Watch};
 use crate::runtime::pending::Status;
-use crate::transport::retry::error_from_response;
-use crate::transport::{Body, Request, Response};
+use crate::transport::retry::{Meaning, error_from_response};
+use crate::transport::{Body, Request};
 use crate::types::{Datum, DatumRange, Loss, chunk_ranges};
 use crate::wire::dialect::{decode_forward_backward, encode_forward_backward_json, json_route};
 use crate::wire::forward_backward::{ForwardBackwardRequest, encode_forward_backward};
 use crate::wire::reply::{FutureReply, decode_json};
-use crate::wire::route::FORWARD_BACKWARD;
+use crate::wire::route::{FORWARD_BACKWARD, Route};
 
 /// Chunks of one call that are on their way at once.
 const LANES: usize = 8;
@@ -46,8 +45,8 @@ pub(crate) struct Call {
 
 impl Operation for Forward {
     fn run(self: Box<Self>, worker: &mut Worker) {
-        let training = worker.shared.training.clone();
-        let prepared = self.prepare(&training).and_then(|ranges| {
+        let shared = worker.shared.clone();
+        let prepared = self.prepare(&shared.training).and_then(|ranges| {
             let numbers = worker.numbers(ranges.len())?;
             Ok((ranges, numbers))
         });
@@ -57,7 +56,7 @@ impl Operation for Forward {
         };
         let sending = Arc::new(Sending {
             gather: Gathered::new(self.gather, ranges.len()),
-            training,
+            shared: shared.clone(),
             call: self.call,
             ranges,
             first: numbers.start,
@@ -67,15 +66,18 @@ impl Operation for Forward {
         let settled = worker.settle(&sent, failure.as_ref(), |number| {
             sending.fill(filler.unwrap_or(0), number)
         });
-        match (settled, failure) {
-            (Ok(()), None) => self.gate.open(),
-            (Ok(()), Some(error)) => sending.gather.fail(error),
-            (Err(broken), _) => sending.gather.fail(broken),
-        }
+        let error = match (settled, failure) {
+            (Ok(()), None) => return self.gate.open(),
+            (Ok(()), Some(error)) => shared.refused(error),
+            (Err(broken), _) => broken,
+        };
+        self.gate.shut(&error);
+        sending.gather.fail(error);
     }
 
     fn fail(self: Box<Self>, error: Error) {
         let error = error.for_request(self.call.status.operation());
+        self.gate.shut(&error);
         Gathered::new(self.gather, 1).fail(error);
     }
 }
@@ -90,11 +92,11 @@ impl Forward {
             config.fwdbwd_max_chunk_bytes_count,
         );
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let (call, spoken) = (self.call.clone(), training.spoken.form());
+        let (call, spoken) = (self.call.clone(), training.dialect.spoken());
         training.results.cpu.run(bytes, move || {
             // What JSON cannot hold is noticed when it is written; protobuf must not fail then.
             match spoken {
-                Form::Json => Ok(()),
+                Spoken::Json => Ok(()),
                 _ => call.request(0..call.data.len(), None).validate(),
             }
         })?;
@@ -124,7 +126,7 @@ impl Call {
 
 /// A call being sent.
 struct Sending {
-    training: Arc<Training>,
+    shared: Arc<Shared>,
     call: Arc<Call>,
     ranges: Vec<DatumRange>,
     first: i32,
@@ -132,20 +134,24 @@ struct Sending {
 }
 
 impl Sending {
+    fn training(&self) -> &Training {
+        &self.shared.training
+    }
+
     /// Sends every chunk: side by side with the first one last, or one by one. What became of
     /// each, and the first failure.
     fn send_all(self: &Arc<Self>) -> (Vec<Sent>, Option<Error>) {
         let count = self.ranges.len();
-        if count == 1 || !self.training.results.client_config.parallel_fwdbwd_chunks {
+        if count == 1 || !self.training().results.client_config.parallel_fwdbwd_chunks {
             return self.send_in_order();
         }
-        let mut results: Vec<Option<Result<(), Unaccepted>>> = Vec::new();
+        let mut results: Vec<Option<Result<()>>> = Vec::new();
         results.resize_with(count, || None);
         let (done, finished) = unbounded();
         let next = Arc::new(AtomicUsize::new(1));
         for _ in 0..LANES.min(count - 1) {
             let (sending, next, done) = (self.clone(), next.clone(), done.clone());
-            self.training.submitters.run(move || {
+            self.training().submitters.run(move || {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     if index >= sending.ranges.len() {
@@ -166,10 +172,8 @@ impl Sending {
         results[0] = Some(self.send(0));
         self.judge(results.into_iter().map(|result| {
             result.unwrap_or_else(|| {
-                Err(Unaccepted {
-                    error: Error::Internal(Context::new("a thread ended while it sent a chunk")),
-                    arrived: true,
-                })
+                let message = "a thread ended while it sent a chunk";
+                Err(Error::Internal(Context::new(message)).with_effect(Effect::Unknown))
             })
         }))
     }
@@ -186,31 +190,45 @@ impl Sending {
         self.judge(results)
     }
 
-    fn judge(
-        &self,
-        results: impl IntoIterator<Item = Result<(), Unaccepted>>,
-    ) -> (Vec<Sent>, Option<Error>) {
+    fn judge(&self, results: impl IntoIterator<Item = Result<()>>) -> (Vec<Sent>, Option<Error>) {
         let mut failure = None;
-        let sent = results
+        let sent: Vec<Sent> = results
             .into_iter()
             .enumerate()
             .map(|(index, result)| match result {
                 Ok(()) => Sent::Accepted,
-                Err(refused) => {
-                    let sent = classify(&refused);
-                    failure.get_or_insert_with(|| self.name(index, refused.error));
+                Err(error) => {
+                    let sent = classify(&error, Conflict::Number);
+                    let error = match sent {
+                        // Taken, but nobody knows by whom.
+                        Sent::Accepted => error.with_effect(Effect::Unknown),
+                        _ => error,
+                    };
+                    failure.get_or_insert((index, error));
                     sent
                 }
             })
             .collect();
+        let others = sent.contains(&Sent::Accepted);
+        let failure = failure.map(|(index, error)| self.name(index, error, others));
         (sent, failure)
     }
 
-    /// Says which data an error is about, and what may have happened to the rest.
-    fn name(&self, index: usize, error: Error) -> Error {
+    /// Says which data an error is about, and what happened to the `others` of its call, if the
+    /// service has any of them.
+    fn name(&self, index: usize, error: Error, others: bool) -> Error {
         let mut error = error.for_request(self.call.status.operation());
         let (count, range) = (self.ranges.len(), &self.ranges[index].range);
         if count > 1 {
+            error = match (self.call.forward_only, others) {
+                (true, _) => error.for_idempotent(),
+                // Submitted again, what was accepted would count twice.
+                (false, true) => {
+                    let effect = error.effect().and(Effect::Unknown);
+                    error.with_effect(effect)
+                }
+                (false, false) => error,
+            };
             let warning = match self.call.forward_only {
                 true => "",
                 false => "; gradients of other chunks may already be accumulated",
@@ -229,14 +247,12 @@ impl Sending {
     }
 
     /// Sends one chunk and starts to wait for its result.
-    fn send(self: &Arc<Self>, index: usize) -> Result<(), Unaccepted> {
+    fn send(self: &Arc<Self>, index: usize) -> Result<()> {
         let number = self.number(index);
         let started = Instant::now();
         let range = self.ranges[index].range.clone();
         let reply = self.post(&self.call, range.clone(), self.ranges[index].bytes, number)?;
-        if self.ranges.len() == 1 {
-            self.call.status.accepted(&reply.request_id);
-        }
+        self.call.status.part_accepted(&reply.request_id);
         let accepted = Accepted {
             request_id: reply.request_id,
             request_type: self.call.request_type(),
@@ -244,18 +260,16 @@ impl Sending {
             roundtrip: started.elapsed(),
         };
         let mine = self.clone();
-        let (results, status) = (self.training.results.clone(), self.call.status.clone());
+        let results = self.training().results.clone();
+        let status = self.call.status.clone();
         let decode = Arc::new(decode_forward_backward);
-        Watch::new(
-            results,
-            accepted,
-            status,
-            decode,
-            move |outcome| match training_result(outcome) {
-                Ok(output) => mine.gather.put(index, range, output),
-                Err(error) => mine.gather.fail(mine.name(index, error)),
-            },
-        )
+        Watch::new(results, accepted, status, decode, move |outcome| match mine
+            .shared
+            .result(outcome)
+        {
+            Ok(output) => mine.gather.put(index, range, output),
+            Err(error) => mine.gather.fail(mine.name(index, error, true)),
+        })
         .start();
         Ok(())
     }
@@ -266,7 +280,7 @@ impl Sending {
     }
 
     /// Uses up a number with a pass that changes nothing, over one datum that was accepted.
-    fn fill(&self, accepted: usize, number: i32) -> Result<(), Unaccepted> {
+    fn fill(&self, accepted: usize, number: i32) -> Result<()> {
         let datum = self.call.data[self.ranges[accepted].range.start].clone();
         let bytes = datum.byte_estimate();
         let filler = Arc::new(Call {
@@ -285,70 +299,135 @@ impl Sending {
         range: Range<usize>,
         bytes: usize,
         number: i32,
-    ) -> Result<FutureReply, Unaccepted> {
-        let unsent = |error| Unaccepted {
-            error,
-            arrived: false,
-        };
-        let training = &self.training;
-        let link = &training.results.link;
-        let closed = || unsent(Error::Closed(Context::new("closed while a chunk waited")));
+    ) -> Result<FutureReply> {
+        let training = self.training();
+        let closed = || Error::Closed(Context::new("closed while a chunk waited"));
         let _budget = training
             .budget
-            .take(bytes as u64, link.stop())
+            .take(bytes as u64, training.results.link.stop())
             .ok_or_else(closed)?;
-        if training.spoken.form() == Form::Json {
-            return self.post_json(call, range, bytes, number);
-        }
-        let body = self
-            .encode(call, range.clone(), bytes, number)
-            .map_err(unsent)?;
+        let posted = match training.dialect.spoken() {
+            Spoken::Json => self.post_json(call, range, bytes, number),
+            spoken => self.post_proto(call, range, bytes, number, spoken),
+        };
+        posted.map_err(|error| match call.forward_only {
+            true => error.for_idempotent(),
+            false => error,
+        })
+    }
+
+    fn post_proto(
+        &self,
+        call: &Arc<Call>,
+        range: Range<usize>,
+        bytes: usize,
+        number: i32,
+        spoken: Spoken,
+    ) -> Result<FutureReply> {
+        let training = self.training();
+        let body = self.encode(call, range.clone(), bytes, number)?;
         let request =
             Request::to(&FORWARD_BACKWARD, FORWARD_BACKWARD.fixed_path()).with_body(Body::Proto {
                 bytes: &body.bytes,
                 zstd: body.zstd,
             });
-        let mut arrived = false;
-        if training.spoken.form() == Form::Unknown {
-            match link.attempt(request.clone()) {
-                Ok(response) if response.is_success() => {
-                    if let Ok(reply) = decode_json(&response.body) {
-                        training.spoken.learned(Form::Proto);
-                        training.buffers.give(body.bytes);
-                        return Ok(reply);
-                    }
-                    arrived = true;
-                }
-                Ok(response) if is_not_understood(&response) => {
-                    training.buffers.give(body.bytes);
-                    let reply = self.post_json(call, range, bytes, number)?;
-                    training.spoken.learned(Form::Json);
-                    return Ok(reply);
-                }
-                // An unpaid bill is waited for below.
-                Ok(response)
-                    if response.status() != 402 && !is_retryable_status(response.status()) =>
-                {
-                    let label = FORWARD_BACKWARD.label();
-                    let error = error_from_response(&response, &label, SystemTime::now());
-                    return Err(unsent(error));
-                }
-                Ok(response) => arrived = response.status() >= 500,
-                Err(AttemptError::Fault(fault)) => arrived = fault.may_have_arrived(),
-                Err(AttemptError::Credentials(error)) => return Err(unsent(error)),
+        let probed = match spoken {
+            Spoken::Unknown => {
+                self.probe(&request, || self.encode_json(call, range, bytes, number))
             }
-        }
-        let sent = link.submit(request, (&FORWARD_BACKWARD).into());
+            _ => Probed::Open(Effect::None),
+        };
+        let sent = match probed {
+            Probed::Accepted(reply) => Ok(reply),
+            Probed::Refused(error) => Err(error),
+            Probed::Open(effect) => training
+                .results
+                .link
+                .submit(request, (&FORWARD_BACKWARD).into())
+                .inspect(|_| training.dialect.proto_worked())
+                .map_err(|error| {
+                    let effect = error.effect().and(effect);
+                    error.with_effect(effect)
+                }),
+        };
         training.buffers.give(body.bytes);
-        match sent {
-            Ok(reply) => {
-                training.spoken.learned(Form::Proto);
-                Ok(reply)
+        sent
+    }
+
+    /// Finds out whether the server takes protobuf, with single attempts of this very request: see
+    /// [`dialect`](super::dialect).
+    fn probe(
+        &self,
+        request: &Request<'_>,
+        json: impl FnOnce() -> Result<(Route, Vec<u8>)>,
+    ) -> Probed {
+        let (training, label) = (self.training(), FORWARD_BACKWARD.label());
+        let link = &training.results.link;
+        let mut effect = Effect::None;
+        let mut stumbles = 0;
+        let (found, refusal) = loop {
+            let response = match link.attempt(request.clone()) {
+                Ok(response) => response,
+                Err(failed) => {
+                    let (meaning, error) = failed.read(&label);
+                    return match meaning.is_passing() {
+                        true => Probed::Open(effect.and(meaning.effect())),
+                        false => Probed::Refused(error.with_effect(effect)),
+                    };
+                }
+            };
+            let found = hint(&response);
+            if found == Hint::Understood {
+                return match decode_json(&response.body) {
+                    Ok(reply) => {
+                        training.dialect.proto_worked();
+                        Probed::Accepted(reply)
+                    }
+                    Err(_) => Probed::Open(Effect::Unknown),
+                };
             }
-            Err(refused) => Err(Unaccepted {
-                arrived: arrived || refused.arrived,
-                ..refused
-            }),
+            effect = effect.and(Meaning::of_status(response.status()).effect());
+            stumbles += u32::from(found == Hint::Stumbled);
+            if found != Hint::Stumbled || stumbles > 1 {
+                break (found, response);
+            }
+        };
+        let meaning = Meaning::of_status(refusal.status());
+        let error = error_from_response(&refusal, &label, SystemTime::now());
+        if found != Hint::Silent
+            && let Some(reply) = self.try_json(json, &mut effect)
+        {
+            training.dialect.json_worked(found);
+            return Probed::Accepted(reply);
+        }
+        // What passes, or waits for a payment, is left to the ordinary retries.
+        match meaning.is_passing() || meaning == Meaning::Unpaid {
+            true => Probed::Open(effect),
+            false => Probed::Refused(error.with_effect(effect)),
+        }
+    }
+
+    /// One attempt in the other dialect.
+    fn try_json(
+        &self,
+        json: impl FnOnce() -> Result<(Route, Vec<u8>)>,
+        effect: &mut Effect,
+    ) -> Option<FutureReply> {
+        let (route, body) = json().ok()?;
+        let request = Request::to(&route, route.fixed_path()).with_body(Body::Json(&body));
+        match self.training().results.link.attempt(request) {
+            Ok(response) if response.is_success() => {
+                *effect = effect.and(Effect::Unknown);
+                decode_json(&response.body).ok()
+            }
+            Ok(response) => {
+                *effect = effect.and(Meaning::of_status(response.status()).effect());
+                None
+            }
+            Err(failed) => {
+                *effect = effect.and(failed.read("").0.effect());
+                None
+            }
         }
     }
 
@@ -358,21 +437,30 @@ impl Sending {
         range: Range<usize>,
         bytes: usize,
         number: i32,
-    ) -> Result<FutureReply, Unaccepted> {
-        let encoding = call.clone();
-        let encoded = self.training.results.cpu.run(bytes, move || {
-            let request = encoding.request(range, Some(number));
+    ) -> Result<FutureReply> {
+        let (route, body) = self.encode_json(call, range, bytes, number)?;
+        let request = Request::to(&route, route.fixed_path()).with_body(Body::Json(&body));
+        self.training()
+            .results
+            .link
+            .submit(request, (&route).into())
+    }
+
+    fn encode_json(
+        &self,
+        call: &Arc<Call>,
+        range: Range<usize>,
+        bytes: usize,
+        number: i32,
+    ) -> Result<(Route, Vec<u8>)> {
+        let call = call.clone();
+        self.training().results.cpu.run(bytes, move || {
+            let request = call.request(range, Some(number));
             Ok((
                 json_route(&request),
                 encode_forward_backward_json(&request)?,
             ))
-        });
-        let (route, body) = encoded.map_err(|error| Unaccepted {
-            error,
-            arrived: false,
-        })?;
-        let request = Request::to(&route, route.fixed_path()).with_body(Body::Json(&body));
-        self.training.results.link.submit(request, (&route).into())
+        })
     }
 
     /// Encodes a chunk on the pool, into a buffer that is used again.
@@ -384,13 +472,21 @@ impl Sending {
         number: i32,
     ) -> Result<Encoded> {
         let call = call.clone();
-        let mut buffer = self.training.buffers.take();
-        let compress = self.training.results.client_config.proto_compress_fwdbwd;
-        self.training.results.cpu.run(bytes, move || {
+        let mut buffer = self.training().buffers.take();
+        let compress = self.training().results.client_config.proto_compress_fwdbwd;
+        self.training().results.cpu.run(bytes, move || {
             encode_forward_backward(&call.request(range, Some(number)), &mut buffer)?;
             finish_encoding(buffer, compress)
         })
     }
+}
+
+/// What probing brought.
+enum Probed {
+    Accepted(FutureReply),
+    Refused(Error),
+    /// Nothing yet, but for what attempts may have done.
+    Open(Effect),
 }
 
 struct Encoded {
@@ -418,22 +514,4 @@ fn finish_encoding(buffer: Vec<u8>, _compress: bool) -> Result<Encoded> {
         bytes: buffer,
         zstd: false,
     })
-}
-
-/// Whether an answer to the first protobuf body says that the server speaks only JSON.
-fn is_not_understood(response: &Response) -> bool {
-    let text = || String::from_utf8_lossy(&response.body).to_ascii_lowercase();
-    match response.status() {
-        415 | 422 => true,
-        400 => {
-            let error = error_from_response(response, "", SystemTime::now());
-            let detail = error.to_string().to_ascii_lowercase();
-            ["json", "decode", "parse", "utf-8"]
-                .iter()
-                .any(|word| detail.contains(word))
-        }
-        // A server whose framework stumbled over the body before any of its own code ran.
-        500 => response.content_type() == "text/plain" && text().contains("internal server error"),
-        _ => false,
-    }
 }

@@ -1,42 +1,140 @@
-//! Which form of `forward_backward` a server understands.
+//! Which form of `forward_backward` a server understands: a small machine, asked before the first
+//! submissions and told what came of them.
+//!
+//! Protobuf is tried first. An answer that may mean "not understood" is followed by one attempt in
+//! JSON under the same number; unless that is accepted, the first answer stands as it is. A server
+//! whose framework stumbled (a bare 500) may only have had a bad moment, so that must happen to
+//! protobuf and not to JSON for two operations before the session goes over to JSON.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Mutex;
 
-use crate::config::{Config, Dialect};
+use crate::config;
+use crate::sync::lock;
+use crate::transport::Response;
+use crate::transport::retry::{Meaning, error_from_response};
 
-/// What a session has learned about its server.
-#[derive(Debug)]
-pub(super) struct Spoken(AtomicU8);
-
+/// What to write the next body in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Spoken {
     /// Protobuf, as far as is known.
-    Unknown = 0,
-    Proto = 1,
-    Json = 2,
+    Unknown,
+    Proto,
+    Json,
 }
 
-impl Spoken {
-    pub(super) fn new(config: &Config) -> Self {
-        Self(AtomicU8::new(match config.dialect {
-            Dialect::Json => Form::Json,
-            Dialect::Proto => Form::Proto,
-            _ => Form::Unknown,
-        } as u8))
+/// What an answer to a protobuf body says about the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hint {
+    /// It understood.
+    Understood,
+    /// It read the body as something else, perhaps as JSON.
+    Misread,
+    /// It stumbled before any of its own code ran, or had a bad moment.
+    Stumbled,
+    /// Nothing either way.
+    Silent,
+}
+
+/// Operations that only JSON got past a stumbling server before it is believed to know no other.
+const CONFIRMED: u32 = 2;
+
+/// The machine. One per session.
+#[derive(Debug)]
+pub(crate) struct Dialect(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    spoken: Spoken,
+    stumbles: u32,
+}
+
+impl Dialect {
+    pub(crate) fn new(configured: config::Dialect) -> Self {
+        let spoken = match configured {
+            config::Dialect::Json => Spoken::Json,
+            config::Dialect::Proto => Spoken::Proto,
+            _ => Spoken::Unknown,
+        };
+        Self(Mutex::new(State {
+            spoken,
+            stumbles: 0,
+        }))
     }
 
-    pub(super) fn form(&self) -> Form {
-        match self.0.load(Ordering::Relaxed) {
-            1 => Form::Proto,
-            2 => Form::Json,
-            _ => Form::Unknown,
+    pub(crate) fn spoken(&self) -> Spoken {
+        lock(&self.0).spoken
+    }
+
+    /// Protobuf was accepted.
+    pub(crate) fn proto_worked(&self) {
+        let mut state = lock(&self.0);
+        if state.spoken == Spoken::Unknown {
+            state.spoken = Spoken::Proto;
         }
     }
 
-    /// Remembers what the server understood.
-    pub(super) fn learned(&self, form: Form) {
-        if self.0.swap(form as u8, Ordering::Relaxed) != form as u8 && form == Form::Json {
+    /// JSON was accepted where protobuf had left this hint.
+    pub(crate) fn json_worked(&self, hint: Hint) {
+        let mut state = lock(&self.0);
+        if state.spoken != Spoken::Unknown {
+            return;
+        }
+        state.stumbles += 1;
+        if hint == Hint::Misread || state.stumbles >= CONFIRMED {
+            state.spoken = Spoken::Json;
             log::info!("the server does not take protobuf: going on in JSON");
         }
+    }
+}
+
+/// Reads an answer to a protobuf body.
+pub(crate) fn hint(response: &Response) -> Hint {
+    let text = || String::from_utf8_lossy(&response.body).to_ascii_lowercase();
+    match (Meaning::of_status(response.status()), response.status()) {
+        (Meaning::Success, _) => Hint::Understood,
+        (_, 415 | 422) => Hint::Misread,
+        (Meaning::BadRequest, _) => {
+            let error = error_from_response(response, "", std::time::UNIX_EPOCH);
+            let detail = error.to_string().to_ascii_lowercase();
+            let words = ["json", "decode", "parse", "utf-8"];
+            match words.iter().any(|word| detail.contains(word)) {
+                true => Hint::Misread,
+                false => Hint::Silent,
+            }
+        }
+        (_, 500)
+            if response.content_type() == "text/plain"
+                && text().contains("internal server error") =>
+        {
+            Hint::Stumbled
+        }
+        _ => Hint::Silent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stumble_needs_confirmation_and_a_misreading_does_not() {
+        let auto = || Dialect::new(config::Dialect::Auto);
+        let dialect = auto();
+        dialect.json_worked(Hint::Stumbled);
+        assert_eq!(dialect.spoken(), Spoken::Unknown);
+        dialect.json_worked(Hint::Stumbled);
+        assert_eq!(dialect.spoken(), Spoken::Json);
+
+        let dialect = auto();
+        dialect.json_worked(Hint::Stumbled);
+        dialect.proto_worked();
+        dialect.json_worked(Hint::Stumbled);
+        assert_eq!(dialect.spoken(), Spoken::Proto, "it was a bad moment");
+
+        let dialect = auto();
+        dialect.json_worked(Hint::Misread);
+        assert_eq!(dialect.spoken(), Spoken::Json);
+        dialect.proto_worked();
+        assert_eq!(dialect.spoken(), Spoken::Json, "settled once");
     }
 }

@@ -5,9 +5,11 @@ mod chunks;
 mod dialect;
 mod gather;
 mod losses;
+mod lost;
 mod queue;
 mod room;
 mod sequence;
+mod single;
 mod submit;
 
 pub use self::gather::ChunkOutput;

@@ -13,21 +13,19 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::room::Training;
-use super::sequence::{Sent, Sequel, settle};
-use crate::error::{Context, Error, Result};
-use crate::runtime::calls::{Link, Unaccepted};
-use crate::runtime::futures::{Accepted, Decode, Outcome, Watch};
+use super::sequence::{Conflict, Sent, Sequel, classify, settle};
+use crate::error::{Context, Effect, Error, Result};
+use crate::runtime::clock::Clock;
 use crate::runtime::pending::{Aborter, OnDrop, Pending, Promise, Status, promise};
+use crate::runtime::process::Process;
 use crate::sync::lock;
-use crate::transport::{Body, Request};
 use crate::types::ModelId;
-use crate::wire::reply::FutureReply;
-use crate::wire::route::Route;
 
 /// The owner of a model's queue. Clients and handles share it; when the last one goes, what is
 /// queued is still sent, for at most the configured time.
 pub(crate) struct Queue {
     shared: Arc<Shared>,
+    process: Process,
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
@@ -53,15 +51,26 @@ pub(crate) trait Operation: Send {
 
 /// Whether an operation was submitted, for one that depends on it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Gate(Arc<AtomicBool>);
+pub(crate) struct Gate(Arc<OnceLock<Option<Error>>>);
 
 impl Gate {
     pub(crate) fn open(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        let _ = self.0.set(None);
     }
 
-    fn is_open(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// The operation could not be submitted, and whatever depends on it is not sent.
+    pub(super) fn shut(&self, cause: &Error) {
+        let _ = self.0.set(Some(cause.clone()));
+    }
+
+    /// Why the operation behind this gate must not be sent.
+    pub(super) fn check(&self) -> Result<()> {
+        let message = "the operation before it could not be submitted";
+        match self.0.get() {
+            Some(None) => Ok(()),
+            Some(Some(cause)) => Err(Error::NotSent(Context::caused(message, cause.clone()))),
+            None => Err(Error::NotSent(Context::new(message))),
+        }
     }
 }
 
@@ -96,6 +105,7 @@ impl Queue {
         training.add(&shared);
         Ok(Arc::new(Self {
             shared,
+            process: Process::current(),
             _keep: keep,
         }))
     }
@@ -129,7 +139,7 @@ impl Queue {
     pub(crate) fn submit(&self, operations: Vec<Box<dyn Operation>>) -> Result<()> {
         self.shared.training.results.check_open()?;
         let sender = lock(&self.shared.sender);
-        if let Some(error) = lock(&self.shared.broken).clone() {
+        if let Some(error) = self.shared.broken() {
             return Err(error);
         }
         let Some(sender) = &*sender else {
@@ -151,13 +161,20 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let shared = &self.shared;
+        if !self.process.is_this() {
+            return;
+        }
         drop(lock(&shared.sender).take());
         if shared.worker.get() == Some(&thread::current().id()) {
             // The worker itself drops the last handle: it sends the rest after this.
             return;
         }
-        let limit = shared.training.results.config.close_timeout;
-        shared.drain(Instant::now() + limit);
+        let results = &shared.training.results;
+        let limit = results.config.close_timeout;
+        // Nobody would take what is queued for a service that is not there.
+        if !results.link.is_unreachable() {
+            shared.drain(Clock::after(limit));
+        }
         let left = shared.abandon();
         if left > 0 {
             log::warn!(
@@ -193,18 +210,17 @@ impl Shared {
         drop(lock(&self.sender).take());
     }
 
+    /// Why nothing more can be sent for this model.
+    pub(super) fn broken(&self) -> Option<Error> {
+        lock(&self.broken).clone()
+    }
+
     /// Nothing more can be sent for this model: everyone is told at once.
-    fn break_down(&self, number: i32, cause: &Error) -> Error {
-        let mut context = *Context::caused(
-            format!(
-                "request number {number} of {} may or may not have taken effect, so nothing can \
-                 follow it",
-                self.model_id
-            ),
-            cause.clone(),
-        );
+    pub(super) fn break_down(&self, message: String, cause: &Error) -> Error {
+        let mut context = *Context::caused(message, cause.clone());
         context.status = cause.status();
         context.request = cause.context().and_then(|inner| inner.request.clone());
+        context.effect = Effect::Unknown;
         let error = Error::Broken(Box::new(context));
         log::error!("{error}");
         *lock(&self.broken) = Some(error.clone());
@@ -226,8 +242,7 @@ impl Worker {
     fn work(&mut self, operations: &Receiver<Box<dyn Operation>>) {
         let _ = self.shared.worker.set(thread::current().id());
         for operation in operations {
-            let broken = lock(&self.shared.broken).clone();
-            if let Some(error) = broken {
+            if let Some(error) = self.shared.broken() {
                 operation.fail(error);
             } else if self.shared.halted.load(Ordering::Relaxed) {
                 operation.fail(Error::Closed(Context::new(
@@ -267,129 +282,32 @@ impl Worker {
         &mut self,
         sent: &[Sent],
         cause: Option<&Error>,
-        fill: impl Fn(i32) -> Result<(), Unaccepted>,
+        fill: impl Fn(i32) -> Result<()>,
     ) -> Result<()> {
         let unknown = Error::Internal(Context::new("unknown cause"));
+        let shared = self.shared.clone();
+        let break_down = |number: i32, cause: &Error| {
+            let model = &shared.model_id;
+            let message = format!(
+                "request number {number} of {model} may or may not have taken effect, so nothing \
+                 can follow it"
+            );
+            shared.break_down(message, cause)
+        };
         match settle(self.next, sent) {
-            Sequel::Broken { number } => {
-                Err(self.shared.break_down(number, cause.unwrap_or(&unknown)))
-            }
+            Sequel::Broken { number } => Err(break_down(number, cause.unwrap_or(&unknown))),
             Sequel::Next { next, holes } => {
                 for number in holes {
                     log::debug!("filling number {number} of {}", self.shared.model_id);
-                    if let Err(refused) = fill(number)
-                        && classify(&refused) != Sent::Accepted
+                    if let Err(error) = fill(number)
+                        && classify(&error, Conflict::Number) != Sent::Accepted
                     {
-                        return Err(self.shared.break_down(number, &refused.error));
+                        return Err(break_down(number, &error));
                     }
                 }
                 self.next = next;
                 Ok(())
             }
-        }
-    }
-}
-
-/// What an error tells about the number the request carried.
-pub(crate) fn classify(refused: &Unaccepted) -> Sent {
-    match refused.error.status() {
-        // Someone, probably an earlier attempt, has used the number.
-        Some(409) => Sent::Accepted,
-        Some(408 | 429 | 500..) | None => match refused.arrived {
-            true => Sent::Unknown,
-            false => Sent::Refused,
-        },
-        Some(_) => Sent::Refused,
-    }
-}
-
-/// An operation of one JSON request.
-pub(crate) struct Single<T> {
-    pub(crate) route: &'static Route,
-    /// Makes the body, given the sequence number.
-    pub(crate) body: Box<dyn FnOnce(i32) -> Result<Vec<u8>> + Send>,
-    pub(crate) decode: Decode<T>,
-    pub(crate) status: Arc<Status>,
-    pub(crate) promise: Promise<T>,
-    /// Not sent unless the operation before it was.
-    pub(crate) after: Option<Gate>,
-}
-
-impl<T: Send + 'static> Operation for Single<T> {
-    fn run(self: Box<Self>, worker: &mut Worker) {
-        if self.after.as_ref().is_some_and(|gate| !gate.is_open()) {
-            let message = "not sent, because the operation before it could not be submitted";
-            return self.fail(Error::Closed(Context::new(message)));
-        }
-        let number = match worker.numbers(1) {
-            Ok(numbers) => numbers.start,
-            Err(error) => return self.fail(error),
-        };
-        let results = worker.shared.training.results.clone();
-        let body = match (self.body)(number) {
-            Ok(body) => body,
-            Err(error) => return self.promise.resolve(Err(error)),
-        };
-        let started = Instant::now();
-        match post(&results.link, self.route, &body) {
-            Ok(reply) => {
-                // Accepted, so the sequence cannot be broken.
-                let _ = worker.settle(&[Sent::Accepted], None, |_| Ok(()));
-                self.status.accepted(&reply.request_id);
-                let accepted = Accepted {
-                    request_id: reply.request_id,
-                    request_type: self.route.request_type,
-                    binary: false,
-                    roundtrip: started.elapsed(),
-                };
-                let promise = self.promise;
-                Watch::new(
-                    results,
-                    accepted,
-                    self.status,
-                    self.decode,
-                    move |outcome| {
-                        promise.resolve(training_result(outcome));
-                    },
-                )
-                .start();
-            }
-            Err(refused) => {
-                let settled =
-                    worker.settle(&[classify(&refused)], Some(&refused.error), |_| Ok(()));
-                self.promise.resolve(Err(match settled {
-                    Ok(()) => refused.error,
-                    Err(broken) => broken,
-                }));
-            }
-        }
-    }
-
-    fn fail(self: Box<Self>, error: Error) {
-        let operation = self.status.operation();
-        self.promise.resolve(Err(error.for_request(operation)));
-    }
-}
-
-fn post(link: &Link, route: &Route, body: &[u8]) -> Result<FutureReply, Unaccepted> {
-    let request = Request::to(route, route.fixed_path()).with_body(Body::Json(body));
-    link.submit(request, route.into())
-}
-
-/// The result of a training operation. One that the service lost cannot simply be repeated: the
-/// model may have changed or not.
-pub(crate) fn training_result<T>(outcome: Outcome<T>) -> Result<T> {
-    match outcome {
-        Outcome::Ready(value) => Ok(value),
-        Outcome::Failed(error) => Err(error),
-        Outcome::Lost(error) => {
-            let mut context = error.context().cloned().unwrap_or_default();
-            context.message = format!(
-                "the service no longer knows this request, so whether the model changed is \
-                 unknown ({})",
-                context.message
-            );
-            Err(Error::Broken(Box::new(context)))
         }
     }
 }

@@ -7,9 +7,10 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 
 use super::buffers::Buffers;
-use super::dialect::Spoken;
+use super::dialect::Dialect;
 use super::losses::Losses;
-use super::queue::{Shared, training_result};
+use super::lost::plain_result;
+use super::queue::Shared;
 use crate::error::Result;
 use crate::runtime::futures::{Accepted, Results, Watch};
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
@@ -31,7 +32,7 @@ pub(crate) struct Training {
     /// Bytes of requests on the wire.
     pub(super) budget: Bytes,
     pub(super) buffers: Buffers,
-    pub(super) spoken: Spoken,
+    pub(super) dialect: Dialect,
     pub(super) losses: Losses,
     queues: Mutex<Vec<Weak<Shared>>>,
 }
@@ -43,7 +44,7 @@ impl Training {
             submitters: Crew::new("tinker-submit", SUBMITTERS),
             budget: Bytes::new(budget),
             buffers: Buffers::default(),
-            spoken: Spoken::new(&results.config),
+            dialect: Dialect::new(results.config.dialect),
             losses: Losses::default(),
             queues: Mutex::default(),
             results,
@@ -72,7 +73,7 @@ impl Training {
             roundtrip: started.elapsed(),
         };
         let decode = Arc::new(|_: Option<&str>, body: Vec<u8>| decode_json(&body));
-        let done = move |outcome| promise.resolve(training_result(outcome));
+        let done = move |outcome| promise.resolve(plain_result(outcome));
         Watch::new(self.results.clone(), accepted, status, decode, done).start();
         Ok(pending)
     }

@@ -3,6 +3,9 @@
 //! The service runs a model's requests in the order of consecutive numbers, so a number that was
 //! refused and never used again would hold up every later request for ever.
 
+use crate::error::{Effect, Error};
+use crate::transport::retry::Meaning;
+
 /// What became of one numbered request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -12,6 +15,27 @@ pub(crate) enum Sent {
     Refused,
     /// No answer after the last retry: it may or may not have arrived.
     Unknown,
+}
+
+/// What a 409 may be about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Conflict {
+    /// The number, which someone has used, probably an earlier attempt.
+    Number,
+    /// The name of what was to be saved.
+    Name,
+}
+
+/// What an error tells about the number the request carried. A number that an attempt may have
+/// used is never given to another request, whatever later attempts were told.
+pub(crate) fn classify(error: &Error, about: Conflict) -> Sent {
+    let conflict = error.status().map(Meaning::of_status) == Some(Meaning::Conflict);
+    match (error.effect(), about) {
+        (Effect::None, Conflict::Name) => Sent::Refused,
+        _ if conflict => Sent::Accepted,
+        (Effect::None, Conflict::Number) => Sent::Refused,
+        _ => Sent::Unknown,
+    }
 }
 
 /// How the sequence goes on.
@@ -48,6 +72,30 @@ pub(crate) fn settle(first: i32, sent: &[Sent]) -> Sequel {
 mod tests {
     use super::Sent::{Accepted as A, Refused as R, Unknown as U};
     use super::*;
+    use crate::error::Context;
+
+    /// The last answer, if any, and what is known of all attempts.
+    #[test]
+    fn a_number_that_may_have_been_used_is_not_free() {
+        #[track_caller]
+        fn check(status: Option<u16>, effect: Effect, about: Conflict, expected: Sent) {
+            let mut context = Context::new("x");
+            (context.status, context.effect) = (status, effect);
+            assert_eq!(classify(&Error::Status(context), about), expected);
+        }
+        use Conflict::{Name, Number};
+        for status in [400, 401, 402, 403, 404, 413, 422, 429] {
+            check(Some(status), Effect::None, Number, R);
+            check(Some(status), Effect::Unknown, Number, U);
+        }
+        check(Some(503), Effect::Unknown, Number, U);
+        check(None, Effect::None, Number, R);
+        check(None, Effect::Unknown, Number, U);
+        check(Some(409), Effect::None, Number, A);
+        check(Some(409), Effect::Unknown, Number, A);
+        check(Some(409), Effect::None, Name, R);
+        check(Some(409), Effect::Unknown, Name, A);
+    }
 
     #[track_caller]
     fn check(sent: &[Sent], next: i32, holes: &[i32]) {

@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::chunks::{Call, Forward};
 use super::gather::{ChunkOutput, ChunkSender, Gather};
-use super::queue::{Gate, Operation, Queue, Single};
+use super::queue::{Gate, Operation, Queue};
+use super::single::Single;
 use crate::error::{Error, Result};
 use crate::runtime::pending::{Pending, Status};
 use crate::types::{

@@ -2,7 +2,7 @@
 
 mod command;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -11,9 +11,10 @@ use serde_json::Value;
 
 use crate::config::{Config, Secret};
 use crate::error::{Context, Error, Result};
+use crate::sync::lock;
 
 /// How long a credential command may run.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where the raw credential comes from.
 #[derive(Debug, Clone)]
@@ -80,16 +81,16 @@ impl Credential {
         }
     }
 
-    /// The raw credential now; runs the command if there is one, for at most 30 s or until the
-    /// client is `closed`.
+    /// The raw credential now; runs the command if there is one, for at most 30 s and `limit`, or
+    /// until the client is `closed`.
     ///
     /// # Errors
     ///
     /// [`Error::Credentials`] when the command fails, prints nothing or takes too long.
-    pub(crate) fn secret(&self, closed: &dyn Fn() -> bool) -> Result<Secret> {
+    pub(crate) fn secret(&self, limit: Duration, closed: &dyn Fn() -> bool) -> Result<Secret> {
         match self {
             Self::Key(key) => Ok(key.clone()),
-            Self::Command(command) => command::run(command, COMMAND_DEADLINE, closed),
+            Self::Command(command) => command::run(command, limit.min(COMMAND_DEADLINE), closed),
         }
     }
 }
@@ -118,8 +119,7 @@ fn stored(config: &Config) -> Result<Secret> {
     match keys.default_key() {
         Some(stored) => checked(config, stored.key()),
         None => Err(problem(
-            "no API key: set TINKER_API_KEY, pass one with `with_api_key`, \
-             or store one with `tinker auth login`",
+            "no API key: set TINKER_API_KEY, or pass one with `with_api_key`",
         )),
     }
 }
@@ -201,11 +201,23 @@ pub(crate) fn explain(mut error: Error, key: &Secret, now: SystemTime) -> Error 
 /// A token is used until 60 s before it expires and renewed in the background 300 s before. One
 /// that lives shorter than twice those margins is used for half its life instead, so a service
 /// that issues short-lived tokens is not asked for one per request.
+///
+/// There is one exchange at a time. Whoever comes meanwhile goes on with a token that has not
+/// expired yet, or else waits for the outcome and shares it, a failure too.
 #[derive(Debug, Default)]
 pub(crate) struct TokenCache {
-    current: Mutex<Option<Token>>,
-    /// Held during an exchange, so that there is one at a time; `current` is not.
-    exchange: Mutex<()>,
+    state: Mutex<Exchanges>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Exchanges {
+    token: Option<Token>,
+    running: bool,
+    /// How many exchanges have ended.
+    count: u64,
+    /// Why the last one failed, and when.
+    failure: Option<(Error, SystemTime)>,
 }
 
 #[derive(Debug, Clone)]
@@ -221,29 +233,45 @@ impl TokenCache {
     const MIN_REFRESH: Duration = Duration::from_secs(5);
     /// The wait after a failure, and for a token that does not say when it expires.
     const RETRY: Duration = Duration::from_secs(60);
+    /// How long an exchange may take.
+    pub(crate) const LIMIT: Duration = COMMAND_DEADLINE;
+    /// The same while there is a token to go on with, and how long a failure then stands.
+    const BRIEF: Duration = Duration::from_secs(5);
 
-    /// The token to send now; fetches one if there is none or it is about to expire. While
-    /// another caller fetches, this one waits for the outcome.
+    /// The token to send now, within `limit`; has one fetched, in the time it is told, if there is
+    /// none or it is about to expire.
     ///
     /// # Errors
     ///
-    /// What `fetch` returned, if there is no older token to go on with.
+    /// What `fetch` returned, if there is no older token to go on with; [`Error::Timeout`] if
+    /// another caller's exchange did not end in time.
     pub(crate) fn token(
         &self,
         now: SystemTime,
-        fetch: impl FnOnce() -> Result<Secret>,
+        limit: Duration,
+        fetch: impl FnOnce(Duration) -> Result<Secret>,
     ) -> Result<Secret> {
-        if let Some(secret) = self.fresh(now) {
+        let mut state = lock(&self.state);
+        if let Some(secret) = state.fresh(now) {
             return Ok(secret);
         }
-        let _single = lock(&self.exchange);
-        if let Some(secret) = self.fresh(now) {
-            return Ok(secret);
+        let unexpired = state.unexpired(now);
+        let failed = state.has_failed_since(now, Self::BRIEF);
+        match unexpired {
+            Some(secret) if state.running || failed => return Ok(secret),
+            _ if state.running => return self.wait(state, limit),
+            _ => {}
         }
-        match fetch() {
-            Ok(secret) => Ok(self.keep(secret, now)),
+        state.running = true;
+        drop(state);
+        let most = match unexpired {
+            Some(_) => Self::BRIEF,
+            None => Self::LIMIT,
+        };
+        match self.exchange(now, || fetch(limit.min(most))) {
+            Ok(secret) => Ok(secret),
             Err(error) => {
-                let Some(old) = lock(&self.current).clone() else {
+                let Some(old) = lock(&self.state).token.clone() else {
                     return Err(error);
                 };
                 log::warn!("the token could not be renewed, going on with the old one: {error}");
@@ -257,23 +285,20 @@ impl TokenCache {
     pub(crate) fn refresh(
         &self,
         now: SystemTime,
-        fetch: impl FnOnce() -> Result<Secret>,
+        fetch: impl FnOnce(Duration) -> Result<Secret>,
     ) -> Duration {
-        let wait = self.next_refresh(now);
+        let mut state = lock(&self.state);
+        let wait = state.next_refresh(now);
         if wait > Duration::ZERO {
             return wait;
         }
-        let _single = lock(&self.exchange);
-        // Another caller may have renewed it while this one waited.
-        let wait = self.next_refresh(now);
-        if wait > Duration::ZERO {
-            return wait;
+        if state.running {
+            return Self::MIN_REFRESH;
         }
-        match fetch() {
-            Ok(secret) => {
-                self.keep(secret, now);
-                self.next_refresh(now).max(Self::MIN_REFRESH)
-            }
+        state.running = true;
+        drop(state);
+        match self.exchange(now, || fetch(Self::LIMIT)) {
+            Ok(_) => self.next_refresh(now).max(Self::MIN_REFRESH),
             Err(error) => {
                 log::debug!("the token could not be renewed in the background: {error}");
                 Self::RETRY
@@ -283,18 +308,7 @@ impl TokenCache {
 
     /// How long until the token should be renewed in the background; zero if it is due.
     pub(crate) fn next_refresh(&self, now: SystemTime) -> Duration {
-        let current = lock(&self.current);
-        let Some(token) = current.as_ref() else {
-            return Self::RETRY;
-        };
-        let due = match token.expires {
-            Some(expires) => expires
-                .checked_sub(token.margin(Duration::from_secs(300)))
-                .unwrap_or(UNIX_EPOCH)
-                .max(token.fetched + Self::MIN_REFRESH),
-            None => token.fetched + Self::RETRY,
-        };
-        due.duration_since(now).unwrap_or_default()
+        lock(&self.state).next_refresh(now)
     }
 
     /// What the current token says about its owner.
@@ -303,37 +317,105 @@ impl TokenCache {
     ///
     /// [`Error::Credentials`] when there is no token yet or it is not a JWT.
     pub(crate) fn claims(&self) -> Result<Claims> {
-        let current = lock(&self.current).clone();
+        let current = lock(&self.state).token.clone();
         let token = current.ok_or_else(|| problem("no token has been exchanged yet"))?;
         Claims::parse(&token.secret)
     }
 
+    /// Waits for the exchange under way.
+    fn wait(&self, state: MutexGuard<'_, Exchanges>, limit: Duration) -> Result<Secret> {
+        let count = state.count;
+        let waited = self
+            .ended
+            .wait_timeout_while(state, limit, |state| state.running && state.count == count);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match (&state.failure, &state.token) {
+            _ if state.count == count => Err(Error::Timeout(Context::new(
+                "the exchange of credentials for a token takes too long",
+            ))),
+            (_, Some(token)) => Ok(token.secret.clone()),
+            (Some((failure, _)), None) => Err(failure.clone()),
+            (None, None) => Err(problem("the exchange of credentials was given up")),
+        }
+    }
+
+    /// Carries out the exchange this caller has begun, and tells the others.
+    fn exchange(&self, now: SystemTime, fetch: impl FnOnce() -> Result<Secret>) -> Result<Secret> {
+        /// Ends the exchange even if it panics.
+        struct End<'a>(&'a TokenCache);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                let mut state = lock(&self.0.state);
+                state.running = false;
+                state.count += 1;
+                drop(state);
+                self.0.ended.notify_all();
+            }
+        }
+        let _end = End(self);
+        let outcome = fetch();
+        let mut state = lock(&self.state);
+        match &outcome {
+            Ok(secret) => {
+                state.token = Some(Token::new(secret.clone(), now));
+                state.failure = None;
+            }
+            Err(error) => state.failure = Some((error.clone(), now)),
+        }
+        outcome
+    }
+}
+
+impl Exchanges {
     fn fresh(&self, now: SystemTime) -> Option<Secret> {
-        let current = lock(&self.current);
-        let token = current.as_ref()?;
+        let token = self.token.as_ref()?;
         let usable = match token.expires {
             Some(expires) => now + token.margin(Duration::from_secs(60)) < expires,
-            None => now < token.fetched + Self::RETRY,
+            None => now < token.fetched + TokenCache::RETRY,
         };
         usable.then(|| token.secret.clone())
     }
 
-    fn keep(&self, secret: Secret, now: SystemTime) -> Secret {
+    fn unexpired(&self, now: SystemTime) -> Option<Secret> {
+        let token = self.token.as_ref()?;
+        let usable = token.expires.is_none_or(|expires| now < expires);
+        usable.then(|| token.secret.clone())
+    }
+
+    fn has_failed_since(&self, now: SystemTime, limit: Duration) -> bool {
+        let failed = self.failure.as_ref().map(|(_, when)| *when);
+        failed.is_some_and(|when| now.duration_since(when).is_ok_and(|age| age < limit))
+    }
+
+    fn next_refresh(&self, now: SystemTime) -> Duration {
+        let Some(token) = self.token.as_ref() else {
+            return TokenCache::RETRY;
+        };
+        let due = match token.expires {
+            Some(expires) => expires
+                .checked_sub(token.margin(Duration::from_secs(300)))
+                .unwrap_or(UNIX_EPOCH)
+                .max(token.fetched + TokenCache::MIN_REFRESH),
+            None => token.fetched + TokenCache::RETRY,
+        };
+        due.duration_since(now).unwrap_or_default()
+    }
+}
+
+impl Token {
+    fn new(secret: Secret, fetched: SystemTime) -> Self {
         let expires = Claims::parse(&secret)
             .ok()
             .and_then(|claims| claims.expires)
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .and_then(|since| UNIX_EPOCH.checked_add(since));
-        *lock(&self.current) = Some(Token {
-            secret: secret.clone(),
-            fetched: now,
+        Self {
+            secret,
+            fetched,
             expires,
-        });
-        secret
+        }
     }
-}
 
-impl Token {
     /// How long before its end the token counts as old: `usual`, or half its life if that is less.
     fn margin(&self, usual: Duration) -> Duration {
         let life = self
@@ -342,10 +424,6 @@ impl Token {
             .unwrap_or_default();
         usual.min(life / 2)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ fn credentials_resolve_as_in_the_reference() {
             }
             _ => {}
         }
-        let token = outcome.and_then(|credential| credential.secret(&|| false));
+        let token = outcome.and_then(|credential| credential.secret(LIMIT, &|| false));
         assert_eq!(
             token.as_ref().ok().map(Secret::expose),
             text("token"),
@@ -221,10 +221,12 @@ fn claims_say_who_we_are() {
 #[test]
 fn a_token_is_used_until_a_minute_before_its_end() {
     let cache = TokenCache::default();
-    let first = cache.token(at(0), || Ok(expiring(3600))).unwrap();
-    let unused = || -> Result<Secret> { panic!("no exchange is due") };
-    assert_eq!(cache.token(at(3539), unused).unwrap(), first);
-    let second = cache.token(at(3540), || Ok(expiring(7200))).unwrap();
+    let first = cache.token(at(0), LIMIT, |_| Ok(expiring(3600))).unwrap();
+    let unused = |_| -> Result<Secret> { panic!("no exchange is due") };
+    assert_eq!(cache.token(at(3539), LIMIT, unused).unwrap(), first);
+    let second = cache
+        .token(at(3540), LIMIT, |_| Ok(expiring(7200)))
+        .unwrap();
     assert_ne!(first, second);
     assert_eq!(cache.claims().unwrap().expires, Some(1_700_007_200.0));
 }
@@ -232,11 +234,11 @@ fn a_token_is_used_until_a_minute_before_its_end() {
 #[test]
 fn a_failed_exchange_falls_back_to_the_old_token() {
     let cache = TokenCache::default();
-    let fail = || Err(Error::Connection(Context::new("down")));
-    assert!(cache.token(at(0), fail).is_err());
-    let first = cache.token(at(0), || Ok(expiring(100))).unwrap();
-    assert_eq!(cache.token(at(99), fail).unwrap(), first);
-    assert_eq!(cache.token(at(500), fail).unwrap(), first);
+    let fail = |_| Err(Error::Connection(Context::new("down")));
+    assert!(cache.token(at(0), LIMIT, fail).is_err());
+    let first = cache.token(at(0), LIMIT, |_| Ok(expiring(100))).unwrap();
+    assert_eq!(cache.token(at(99), LIMIT, fail).unwrap(), first);
+    assert_eq!(cache.token(at(500), LIMIT, fail).unwrap(), first);
 }
 
 #[test]
@@ -248,14 +250,14 @@ fn the_background_renews_five_minutes_before_the_end() {
         seconds(60),
         "nothing to renew yet"
     );
-    cache.token(at(0), || Ok(expiring(3600))).unwrap();
+    cache.token(at(0), LIMIT, |_| Ok(expiring(3600))).unwrap();
     assert_eq!(cache.next_refresh(at(0)), seconds(3300));
-    let unused = || -> Result<Secret> { panic!("not due") };
+    let unused = |_| -> Result<Secret> { panic!("not due") };
     assert_eq!(cache.refresh(at(3299), unused), seconds(1));
-    let fail = || Err(Error::Connection(Context::new("down")));
+    let fail = |_| Err(Error::Connection(Context::new("down")));
     assert_eq!(cache.refresh(at(3300), fail), seconds(60));
     assert_eq!(
-        cache.refresh(at(3360), || Ok(expiring(7200))),
+        cache.refresh(at(3360), |_| Ok(expiring(7200))),
         seconds(3540)
     );
 }
@@ -265,9 +267,13 @@ fn short_lived_tokens_are_not_asked_for_in_a_loop() {
     #[track_caller]
     fn check(life: u64, usable: u64, wait: u64) {
         let cache = TokenCache::default();
-        let token = cache.token(at(0), || Ok(expiring(life))).unwrap();
-        assert_eq!(cache.fresh(at(usable - 1)), Some(token), "{life}");
-        assert_eq!(cache.fresh(at(usable)), None, "{life}");
+        let token = cache.token(at(0), LIMIT, |_| Ok(expiring(life))).unwrap();
+        assert_eq!(
+            lock(&cache.state).fresh(at(usable - 1)),
+            Some(token),
+            "{life}"
+        );
+        assert_eq!(lock(&cache.state).fresh(at(usable)), None, "{life}");
         assert_eq!(
             cache.next_refresh(at(0)),
             Duration::from_secs(wait),
@@ -281,11 +287,15 @@ fn short_lived_tokens_are_not_asked_for_in_a_loop() {
     check(4, 2, 5);
     // Already over, or without an end: as long as after a failure.
     let cache = TokenCache::default();
-    cache.token(at(10), || Ok(expiring(0))).unwrap();
+    cache.token(at(10), LIMIT, |_| Ok(expiring(0))).unwrap();
     assert_eq!(cache.next_refresh(at(10)), Duration::from_secs(5));
-    cache.token(at(10), || Ok(Secret::from("opaque"))).unwrap();
+    cache
+        .token(at(10), LIMIT, |_| Ok(Secret::from("opaque")))
+        .unwrap();
     assert_eq!(cache.next_refresh(at(10)), Duration::from_secs(60));
-    assert!(cache.fresh(at(69)).is_some() && cache.fresh(at(70)).is_none());
+    assert!(
+        lock(&cache.state).fresh(at(69)).is_some() && lock(&cache.state).fresh(at(70)).is_none()
+    );
 }
 
 #[test]
@@ -297,13 +307,75 @@ fn many_callers_share_one_exchange() {
         for _ in 0..16 {
             scope.spawn(|| {
                 start.wait();
-                let fetch = || {
+                let fetch = |_| {
                     exchanges.fetch_add(1, Ordering::SeqCst);
                     Ok(expiring(3600))
                 };
-                cache.token(at(0), fetch).unwrap();
+                cache.token(at(0), LIMIT, fetch).unwrap();
             });
         }
     });
     assert_eq!(exchanges.load(Ordering::SeqCst), 1);
+}
+
+const LIMIT: Duration = TokenCache::LIMIT;
+
+/// Starts an exchange that ends with what is sent, and calls `meanwhile` while it runs.
+fn during_an_exchange(
+    cache: &TokenCache,
+    now: SystemTime,
+    outcome: Result<Secret>,
+    meanwhile: impl FnOnce(),
+) {
+    let (begun, started) = crossbeam_channel::unbounded();
+    let (end, ending) = crossbeam_channel::unbounded::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let fetch = |_| {
+                begun.send(()).unwrap();
+                ending.recv().unwrap();
+                outcome
+            };
+            let _ = cache.token(now, LIMIT, fetch);
+        });
+        started.recv().unwrap();
+        meanwhile();
+        end.send(()).unwrap();
+    });
+}
+
+#[test]
+fn an_unexpired_token_is_used_while_another_is_fetched() {
+    let cache = TokenCache::default();
+    let first = cache.token(at(0), LIMIT, |_| Ok(expiring(3600))).unwrap();
+    during_an_exchange(&cache, at(3550), Ok(expiring(7200)), || {
+        let unused = |_| -> Result<Secret> { panic!("one exchange is enough") };
+        assert_eq!(cache.token(at(3550), LIMIT, unused).unwrap(), first);
+    });
+}
+
+#[test]
+fn those_who_wait_for_an_exchange_share_its_failure() {
+    let cache = TokenCache::default();
+    let (begun, started) = crossbeam_channel::unbounded();
+    let (end, ending) = crossbeam_channel::unbounded::<()>();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let fetch = |_| {
+                begun.send(()).unwrap();
+                ending.recv().unwrap();
+                Err(Error::Connection(Context::new("down")))
+            };
+            cache.token(at(0), LIMIT, fetch).unwrap_err();
+        });
+        started.recv().unwrap();
+        let nobody = |_| -> Result<Secret> { panic!("one exchange is enough") };
+        let error = cache.token(at(0), Duration::ZERO, nobody).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        // The exchange cannot end before this waits.
+        let state = lock(&cache.state);
+        end.send(()).unwrap();
+        let error = cache.wait(state, LIMIT).unwrap_err();
+        assert!(error.to_string().ends_with("down"), "{error}");
+    });
 }

@@ -1,9 +1,10 @@
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, UNIX_EPOCH};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::super::fault::FaultKind;
+use super::super::request::Head;
 use super::*;
 
 /// The reference's limit of the outer layer, and our default.
@@ -42,10 +43,11 @@ fn seconds(value: &Value) -> Duration {
 fn http_delays_match_the_reference() {
     for case in golden()["http_layer"]["delays"].as_array().unwrap() {
         let tries = case["retries_taken"].as_u64().unwrap() as u32;
-        assert_eq!(http_delay(tries, 0.0), seconds(&case["max"]), "{case}");
-        assert_eq!(http_delay(tries, 1.0), seconds(&case["min"]), "{case}");
+        let delay = |chance| Backoff::HTTP.delay(tries, chance);
+        assert_eq!(delay(0.0), seconds(&case["max"]), "{case}");
+        assert_eq!(delay(1.0), seconds(&case["min"]), "{case}");
     }
-    assert_eq!(http_delay(1_000, 0.0), Duration::from_secs(10));
+    assert_eq!(Backoff::HTTP.delay(1_000, 0.0), Duration::from_secs(10));
 }
 
 #[test]
@@ -55,8 +57,9 @@ fn sampling_delays_match_the_reference() {
         .unwrap()
     {
         let tries = case["attempt"].as_u64().unwrap() as u32;
-        assert_eq!(sampling_delay(tries, 0.0), seconds(&case["min"]), "{case}");
-        assert_eq!(sampling_delay(tries, 1.0), seconds(&case["max"]), "{case}");
+        let delay = |chance| Backoff::SAMPLING.delay(tries, chance);
+        assert_eq!(delay(1.0), seconds(&case["min"]), "{case}");
+        assert_eq!(delay(0.0), seconds(&case["max"]), "{case}");
     }
 }
 
@@ -83,8 +86,19 @@ fn retry_after_dates_are_read_against_the_given_time() {
     .head;
     assert_eq!(server_delay(&head, at(7)), Some(Duration::from_secs(7)));
     assert_eq!(server_delay(&head, at(60)), Some(Duration::from_secs(60)));
-    assert_eq!(server_delay(&head, at(61)), None);
+    assert_eq!(server_delay(&head, at(61)), Some(Duration::from_secs(61)));
     assert_eq!(server_delay(&head, at(0)), None);
+}
+
+/// A caller hears of a long wait; a loop does not sit it out.
+#[test]
+fn long_waits_are_told_and_not_obeyed() {
+    let answer = response(429, &json!({"retry-after": "3600"}), "");
+    let error = error_from_response(&answer, "POST x", UNIX_EPOCH);
+    assert_eq!(error.retry_after(), Some(Duration::from_secs(3600)));
+    assert_eq!(wish(&error), None);
+    let verdict = http_verdict(&Ok(answer), 0, 10, UNIX_EPOCH, 0.0);
+    assert_eq!(verdict, Verdict::Retry(Duration::from_millis(500)));
 }
 
 #[test]
@@ -121,39 +135,21 @@ fn statuses_and_the_servers_word_decide_as_in_the_reference() {
 }
 
 #[test]
-fn faults_are_retried_by_kind() {
-    #[track_caller]
-    fn check(kind: FaultKind, again: bool, arrived: bool) {
-        let fault = Fault::new(kind, "x");
-        assert_eq!(fault.may_have_arrived(), arrived, "{kind:?}");
-        let verdict = http_verdict(&Err(fault), 0, 10, UNIX_EPOCH, 0.0);
-        let expected = if again {
-            Verdict::Retry(Duration::from_millis(500))
-        } else {
-            Verdict::Fail
-        };
-        assert_eq!(verdict, expected, "{kind:?}");
-    }
-    check(FaultKind::Resolve, true, false);
-    check(FaultKind::Connect, true, false);
-    check(FaultKind::Timeout { sent: false }, true, false);
-    check(FaultKind::Timeout { sent: true }, true, true);
-    check(FaultKind::Dropped, true, true);
-    check(FaultKind::Truncated, true, true);
-    check(FaultKind::Malformed, true, true);
-    check(FaultKind::Rejected, true, false);
-    check(FaultKind::Tls, false, false);
-    check(FaultKind::Redirect, false, false);
-    check(FaultKind::Request, false, false);
-    check(FaultKind::Stopped, false, true);
+fn faults_that_pass_are_retried() {
+    let verdict = |kind| http_verdict(&Err(Fault::new(kind, "x")), 0, 10, UNIX_EPOCH, 0.0);
+    let again = Verdict::Retry(Duration::from_millis(500));
+    assert_eq!(verdict(FaultKind::Connect), again);
+    assert_eq!(verdict(FaultKind::Dropped), again);
+    assert_eq!(verdict(FaultKind::Tls), Verdict::Fail);
+    assert_eq!(verdict(FaultKind::Stopped), Verdict::Fail);
 }
 
 #[test]
 fn the_outer_layer_goes_on_for_five_minutes() {
-    let error = Error::Connection(Context::new("x"));
     let mut elapsed = Duration::ZERO;
     let mut waits = Vec::new();
-    while let Verdict::Retry(wait) = outer_verdict(&error, waits.len() as u32, elapsed, LIMIT) {
+    let next = |tries, elapsed| outer_verdict(Meaning::BrokenOff, tries, elapsed, LIMIT, 0.0);
+    while let Verdict::Retry(wait) = next(waits.len() as u32, elapsed) {
         elapsed += wait;
         waits.push(wait.as_secs());
     }
@@ -162,25 +158,12 @@ fn the_outer_layer_goes_on_for_five_minutes() {
 }
 
 #[test]
-fn the_outer_layer_knows_what_passes() {
-    let status =
-        |status| error_from_response(&response(status, &json!({}), ""), "GET x", UNIX_EPOCH);
-    for (error, again) in [
-        (status(408), true),
-        (status(409), true),
-        (status(429), true),
-        (status(500), true),
-        (status(400), false),
-        (status(401), false),
-        (status(404), false),
-        (status(422), false),
-        (Error::Timeout(Context::new("x")), true),
-        (Error::Closed(Context::new("x")), false),
-        (Error::Credentials(Context::new("x")), false),
-    ] {
-        let retried = outer_verdict(&error, 0, Duration::ZERO, LIMIT) != Verdict::Fail;
-        assert_eq!(retried, again, "{error}");
-    }
+fn the_outer_layer_varies_its_waits_and_knows_what_passes() {
+    let verdict = |meaning, chance| outer_verdict(meaning, 0, Duration::ZERO, LIMIT, chance);
+    let shortest = Verdict::Retry(Duration::from_millis(750));
+    assert_eq!(verdict(Meaning::Failing, 1.0), shortest);
+    assert_eq!(verdict(Meaning::Refused, 0.0), Verdict::Fail);
+    assert_eq!(verdict(Meaning::Stopped, 0.0), Verdict::Fail);
 }
 
 #[test]

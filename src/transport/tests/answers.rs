@@ -116,7 +116,7 @@ fn raw_bytes_and_files_are_sent_as_they_are() {
         source: Source::File("no/such/file".as_ref()),
     };
     let fault = transport.exchange(&post("x").with_body(body)).unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Request);
+    assert_eq!(fault.kind, FaultKind::File);
 }
 
 #[test]

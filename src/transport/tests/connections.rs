@@ -206,7 +206,7 @@ fn a_proxy_that_declines_is_a_failed_connection() {
         .unwrap()
         .exchange(&post("x"))
         .unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Connect);
+    assert_eq!(fault.kind, FaultKind::ProxyAuth);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 
+use super::retry::Meaning;
 use super::*;
 
 /// One scripted answer in, one kind of fault out; the next attempt must work.
@@ -15,7 +16,7 @@ fn check_fault(reply: Reply, expected: FaultKind) {
     assert_eq!(fault.kind, expected, "{fault}");
     let error = fault.to_error("POST x");
     assert!(error.to_string().contains("POST x"), "{error}");
-    assert_eq!(error.is_timeout(), fault.is_timeout());
+    assert_eq!(error.effect(), Meaning::of_fault(expected).effect());
     let answer = transport.exchange(&post("x")).unwrap();
     assert_eq!(answer.status(), 200);
 }
@@ -107,8 +108,7 @@ fn fault_nobody_listens() {
         .unwrap()
         .exchange(&get("x"))
         .unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Connect);
-    assert!(!fault.may_have_arrived());
+    assert_eq!(fault.kind, FaultKind::Refused);
     assert!(
         fault
             .to_error("GET x")
@@ -142,7 +142,7 @@ fn fault_plain_server_for_https() {
         .exchange(&get("x"))
         .unwrap_err();
     assert_eq!(fault.kind, FaultKind::Tls, "{fault}");
-    assert!(!fault.is_retryable());
+    assert!(!fault.meaning().is_passing());
     server.join().unwrap();
 }
 
