@@ -159,7 +159,7 @@ fn wait<T: Send + 'static>(
     handle: tinker::Result<Pending<T>>,
     deadline: Instant,
 ) -> Result<T, String> {
-    let mut handle = handle.map_err(|error| kind(&error))?;
+    let handle = handle.map_err(|error| kind(&error))?;
     let left = deadline.saturating_duration_since(Instant::now());
     match handle.join_timeout(left) {
         Some(result) => result.map_err(|error| kind(&error)),

@@ -414,10 +414,12 @@ impl<'a, T> Carrying<'a, T> {
         self.limit(&mut request);
         let outcome = link.transport.exchange(&request);
         link.note_reach(&outcome);
-        if let Ok(response) = &outcome {
+        let now = SystemTime::now();
+        let (tries, retries) = (request.retry_count, self.effort.retries);
+        let verdict = |outcome: &_| http_verdict(outcome, tries, retries, now, fastrand::f64());
+        if let (Ok(response), Verdict::Done | Verdict::Fail) = (&outcome, verdict(&outcome)) {
             link.note_deprecation(response, &request.label);
         }
-        let now = SystemTime::now();
         let (outcome, error) = match outcome {
             Ok(response) if response.is_success() => match (self.decode)(response) {
                 Ok(value) => return Ok(value),
@@ -441,12 +443,10 @@ impl<'a, T> Carrying<'a, T> {
         };
         let meaning = Meaning::of(&outcome);
         self.effect = self.effect.and(meaning.effect());
-        let (tries, retries) = (request.retry_count, self.effort.retries);
-        let verdict = http_verdict(&outcome, tries, retries, now, fastrand::f64());
         Err(Trouble {
             error,
             meaning,
-            again: match verdict {
+            again: match verdict(&outcome) {
                 Verdict::Retry(delay) => Some(delay),
                 Verdict::Done | Verdict::Fail => None,
             },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tinker::error::Remedy;
+use tinker::error::{Effect, Remedy};
 use tinker::unversioned::Intervals as _;
 use tinker::{
     AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient, TrainingClient,
@@ -36,11 +36,21 @@ rows! { check;
 }
 
 #[test]
-fn difference_5xx_on_a_poll_surfaces_after_five_minutes() {
+fn difference_5xx_on_a_poll_surfaces_after_the_results_own_patience() {
     let fake = Fake::start();
-    let error = run(&fake, times(40, || status(503))).unwrap_err();
+    let config = fake.config().with_result_patience(Duration::from_secs(300));
+    let training = train(&fake.client(config));
+    fake.server
+        .always("POST", &route("retrieve_future"), status(503));
+    let step = training.optim_step(AdamParams::default()).unwrap();
+    let error = step.join().unwrap_err();
     assert_eq!(error.status(), Some(503));
-    assert!(error.is_retryable());
+    assert_eq!(error.effect(), Effect::Accepted);
+    assert_eq!(error.remedy(), Remedy::Wait);
+    assert!(
+        !error.is_retryable(),
+        "submitted again it would count twice"
+    );
     let total: Duration = fake.clock.pauses().iter().sum();
     let minutes = Duration::from_secs(300)..Duration::from_secs(340);
     assert!(minutes.contains(&total), "{total:?}");
@@ -382,7 +392,7 @@ fn difference_a_pending_operation_shows_its_id_age_and_queue() {
     );
     let result = Reply::json(&result_of("OptimStep"));
     fake.reply("retrieve_future", result.after(&gate));
-    let mut pending = training.optim_step(AdamParams::default()).unwrap();
+    let pending = training.optim_step(AdamParams::default()).unwrap();
     gate.wait_for(1);
     assert_eq!(pending.request_id().as_deref(), Some("req-2"));
     assert_eq!(pending.operation(), "optim_step");
