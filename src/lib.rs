@@ -99,7 +99,7 @@ pub mod local;
 
 pub use client::{RestClient, SamplingClient, ServiceClient, TrainingClient};
 pub use error::{Error, Result};
-pub use runtime::pending::{AsCompleted, Pending, as_completed, join_all};
+pub use runtime::pending::{AsCompleted, Pending, Trouble, as_completed, join_all};
 #[cfg(feature = "text")]
 pub use text::Tokenizer;
 pub use types::{

@@ -5,8 +5,9 @@
 //! Sync` around one `Arc`: clone it into your threads.
 //!
 //! After `fork` without `exec` clients are unusable in the child: their threads do not exist
-//! there.
+//! there. A child that drops one leaves the parent's session alone.
 
+mod attach;
 mod batch;
 mod call;
 #[cfg(all(test, feature = "local"))]
@@ -14,6 +15,7 @@ mod parity;
 mod rest;
 mod resume;
 mod sampling;
+mod scope;
 mod service;
 mod stream;
 mod training;
@@ -21,7 +23,7 @@ mod training;
 mod unpack;
 
 pub use crate::runtime::sampling::SamplingProgress;
-pub use crate::runtime::training::ChunkOutput;
+pub use crate::runtime::training::{Attachable, ChunkOutput};
 pub use crate::wire::sse::Event;
 pub use batch::SampleBatch;
 pub use call::{CallBody, RawAnswer, RawCall};

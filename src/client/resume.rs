@@ -10,7 +10,7 @@ use super::training::TrainingClient;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::types::{
-    AccessScope, Checkpoint, CheckpointKind, CheckpointRef, LoraConfig, OptimizerConfig,
+    AccessScope, Checkpoint, CheckpointKind, CheckpointRef, LoraConfig, OptimizerConfig, SessionId,
     TrainingRun, WeightsInfo,
 };
 use crate::wire::request::{LoadWeightsRequest, to_json};
@@ -120,6 +120,8 @@ pub struct Recovery {
     pub run: TrainingRun,
     /// How long the run went on after that checkpoint: this much work has to be done again.
     pub lost: Duration,
+    /// The session that the service no longer knew; the new client is in another.
+    pub left_session: Option<SessionId>,
 }
 
 impl ServiceClient {
@@ -175,36 +177,47 @@ impl ServiceClient {
     }
 
     /// Finds the last training checkpoint of a run and goes on from it, optimiser included. For
-    /// use after [`Error::Broken`], or in a new process after a crash.
+    /// use after [`Error::Broken`], or in a new process after a crash. If the service no longer
+    /// knows this client's session, because it was restarted, a new one is opened; clients made
+    /// in the old one are of no more use.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if the run has no training checkpoint; otherwise what the service says.
     pub fn recover(&self, run_id: &str) -> Result<Recovery> {
-        let rest = self.rest();
-        let run = rest.training_run(run_id, AccessScope::Owned)?;
-        let listed = rest.list_checkpoints(run_id)?;
-        let checkpoint = listed
+        // A service that was restarted may have forgotten what it did last.
+        let seen = self.host().last_accepted(run_id);
+        let left_session = self.host().leave_lost_session()?;
+        if let Some(left) = &left_session {
+            log::warn!("the service no longer knows session {left}: opening another");
+        }
+        let run = self.rest().training_run(run_id, AccessScope::Owned)?;
+        let checkpoint = self.last_checkpoint(run_id)?;
+        let last = seen.map_or(run.last_request_time, |seen| {
+            seen.max(run.last_request_time)
+        });
+        let lost = Duration::try_from(last.duration_since(checkpoint.time)).unwrap_or_default();
+        let path = &checkpoint.tinker_path;
+        log::info!("recovering {run_id} from {path}; {lost:?} of work after it is lost");
+        Ok(Recovery {
+            training: self.resume(&Resume::from(&checkpoint), true)?,
+            checkpoint,
+            run,
+            lost,
+            left_session: left_session.map(Into::into),
+        })
+    }
+
+    fn last_checkpoint(&self, run_id: &str) -> Result<Checkpoint> {
+        let listed = self.rest().list_checkpoints(run_id)?;
+        listed
             .into_iter()
             .filter(|checkpoint| checkpoint.checkpoint_type == CheckpointKind::Training)
             .max_by_key(|checkpoint| checkpoint.time)
             .ok_or_else(|| {
                 let problem = format!("run {run_id} has no training checkpoint to go on from");
                 Error::invalid("run_id", problem)
-            })?;
-        let lost = run.last_request_time.duration_since(checkpoint.time);
-        let lost = Duration::try_from(lost).unwrap_or_default();
-        log::info!(
-            "recovering {run_id} from {}; {lost:?} of work after it is lost",
-            checkpoint.tinker_path
-        );
-        let training = self.resume(&Resume::from(&checkpoint), true)?;
-        Ok(Recovery {
-            training,
-            checkpoint,
-            run,
-            lost,
-        })
+            })
     }
 
     fn resume(&self, resume: &Resume, with_state: bool) -> Result<TrainingClient> {

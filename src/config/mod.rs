@@ -284,7 +284,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) when a variable is not valid Unicode.
+    /// [`Error::Config`] when a variable is not valid Unicode.
     pub fn from_env() -> Result<Self> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
@@ -542,7 +542,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) when it is not an `http` or `https` URL with a host.
+    /// [`Error::Config`] when it is not an `http` or `https` URL with a host.
     pub fn base_url(&self) -> Result<String> {
         normal_url(self.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))
     }

@@ -77,7 +77,7 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) for a URL, header, proxy or certificate that
+    /// [`Error::Config`] for a URL, header, proxy or certificate that
     /// cannot be used.
     pub(crate) fn new(config: &Config) -> Result<Self> {
         Ok(Self {

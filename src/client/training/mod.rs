@@ -45,6 +45,10 @@ impl TrainingClient {
         Self { queue, session }
     }
 
+    pub(super) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Computes the loss and its gradients, which accumulate until [`optim_step`](Self::optim_step).
     ///
     /// The data is shared, not copied; it is encoded and sent in chunks by other threads.

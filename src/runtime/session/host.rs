@@ -1,6 +1,6 @@
 //! A service and this process's one session with it, opened when it is first needed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use super::{Opened, Session, fetch_dynamic};
@@ -9,9 +9,10 @@ use crate::error::Result;
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
 use crate::runtime::stop::Stop;
+use crate::sync::lock;
 use crate::transport::retry::error_from_response;
 use crate::transport::{Auth, Request, Response, Transport};
-use crate::types::{ClientConfig, FinishReason};
+use crate::types::{ClientConfig, FinishReason, Timestamp};
 use crate::wire::handle::SamplerHandle;
 use crate::wire::route::Route;
 
@@ -19,21 +20,35 @@ use crate::wire::route::Route;
 pub(crate) struct Host {
     config: Config,
     clock: Clock,
+    current: Mutex<Arc<Visit>>,
+}
+
+/// The connections to a service and the session they serve. A session ends its connections, so a
+/// new one brings its own.
+struct Visit {
     stop: Stop,
     transport: Transport,
     link: Opened<(Arc<Link>, ClientConfig)>,
     session: Opened<Arc<Session>>,
 }
 
-impl Host {
-    pub(crate) fn new(config: Config, clock: Clock) -> Result<Self> {
-        Ok(Self {
-            transport: Transport::new(&config)?,
-            config,
-            clock,
+impl Visit {
+    fn new(config: &Config) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            transport: Transport::new(config)?,
             stop: Stop::default(),
             link: Opened::default(),
             session: Opened::default(),
+        }))
+    }
+}
+
+impl Host {
+    pub(crate) fn new(config: Config, clock: Clock) -> Result<Self> {
+        Ok(Self {
+            current: Mutex::new(Visit::new(&config)?),
+            config,
+            clock,
         })
     }
 
@@ -41,16 +56,20 @@ impl Host {
         &self.config
     }
 
-    /// The connections, without a session.
-    pub(crate) fn link(&self) -> Result<Arc<Link>> {
-        Ok(self.connect()?.0)
+    fn current(&self) -> Arc<Visit> {
+        lock(&self.current).clone()
     }
 
-    fn connect(&self) -> Result<(Arc<Link>, ClientConfig)> {
-        self.link.get(|| {
-            let (clock, stop) = (self.clock.clone(), self.stop.clone());
+    /// The connections, without a session.
+    pub(crate) fn link(&self) -> Result<Arc<Link>> {
+        Ok(self.connect(&self.current())?.0)
+    }
+
+    fn connect(&self, visit: &Visit) -> Result<(Arc<Link>, ClientConfig)> {
+        visit.link.get(|| {
+            let (clock, stop) = (self.clock.clone(), visit.stop.clone());
             let (link, client_config) =
-                Link::open(&self.config, self.transport.clone(), clock, stop)?;
+                Link::open(&self.config, visit.transport.clone(), clock, stop)?;
             Ok((Arc::new(link), client_config))
         })
     }
@@ -59,7 +78,7 @@ impl Host {
     pub(crate) fn call_as(&self, key: &Secret, route: &Route) -> Result<Response> {
         let mut request = Request::to(route, route.fixed_path());
         request.auth = Auth::Key(key);
-        match self.transport.exchange(&request) {
+        match self.current().transport.exchange(&request) {
             Ok(response) if response.is_success() => Ok(response),
             Ok(response) => {
                 let now = SystemTime::now();
@@ -71,8 +90,9 @@ impl Host {
 
     /// The session, opened at the first call. Others wait for it rather than open their own.
     pub(crate) fn session(&self) -> Result<Arc<Session>> {
-        let session = self.session.get(|| {
-            let (link, client_config) = self.connect()?;
+        let visit = self.current();
+        let session = visit.session.get(|| {
+            let (link, client_config) = self.connect(&visit)?;
             let dynamic = fetch_dynamic(&link)?;
             Session::open(link, self.config.clone(), client_config, dynamic)
         })?;
@@ -82,7 +102,30 @@ impl Host {
 
     /// The session if it was opened.
     pub(crate) fn opened(&self) -> Option<Arc<Session>> {
-        self.session.peek()
+        self.current().session.peek()
+    }
+
+    /// When the service last took an operation of a model from this client.
+    pub(crate) fn last_accepted(&self, model_id: &str) -> Option<Timestamp> {
+        self.opened()?.core.training.last_accepted(model_id)
+    }
+
+    /// Leaves a session that the service no longer knows, so that the next call opens another.
+    /// The id of the one that was left.
+    pub(crate) fn leave_lost_session(&self) -> Result<Option<String>> {
+        let visit = self.current();
+        let Some(session) = visit.session.peek() else {
+            return Ok(None);
+        };
+        if !session.ask_whether_lost() {
+            return Ok(None);
+        }
+        let mut current = lock(&self.current);
+        // Another thread may have been faster.
+        if Arc::ptr_eq(&current, &visit) {
+            *current = Visit::new(&self.config)?;
+        }
+        Ok(Some(session.core.session_id.clone()))
     }
 
     /// Joins the session of a sampler's maker, with this client's credentials.
@@ -105,14 +148,15 @@ impl Host {
 
     /// Ends the session, if there is one, and every call under way.
     pub(crate) fn close(&self, reason: FinishReason, detail: Option<&str>) -> Result<()> {
-        self.link.close();
-        let result = match self.session.close() {
+        let visit = self.current();
+        visit.link.close();
+        let result = match visit.session.close() {
             Some(session) => session.close(reason, detail),
             None => Ok(()),
         };
         // Also for those who are just opening the session, or never needed one.
-        self.stop.set();
-        self.transport.stop();
+        visit.stop.set();
+        visit.transport.stop();
         result
     }
 }

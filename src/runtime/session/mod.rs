@@ -19,10 +19,11 @@ use self::core::Core;
 use self::counters::Counters;
 use crate::error::Result;
 use crate::loss::LossGraph;
+use crate::runtime::calls::is_gone;
 use crate::runtime::pending::Pending;
 use crate::runtime::process::Process;
 use crate::runtime::sampling::Sampler;
-use crate::runtime::training::Queue;
+use crate::runtime::training::{Attachable, Queue};
 use crate::types::{ModelId, SamplingSessionId};
 use crate::wire::route::Route;
 
@@ -44,6 +45,21 @@ impl Session {
     /// An error once the session was closed, or has ended without being asked to.
     pub(crate) fn check_open(&self) -> Result<()> {
         self.core.results.check_open()
+    }
+
+    /// Waits for the result of a training request that was accepted before.
+    pub(crate) fn attach<T: Attachable>(self: &Arc<Self>, request_id: &str) -> Result<Pending<T>> {
+        self.core.training.attach(self.clone(), request_id)
+    }
+
+    /// Asks the service whether it still knows the session.
+    pub(crate) fn ask_whether_lost(&self) -> bool {
+        if let Err(error) = heartbeat::beat(&self.core)
+            && is_gone(&error)
+        {
+            self.core.results.lose(&self.core.session_id, &error);
+        }
+        self.core.results.is_lost()
     }
 
     /// The number of the next model.

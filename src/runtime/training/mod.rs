@@ -1,5 +1,6 @@
 //! The operations of a model: the ordered queue, sequence numbers, chunks and their results.
 
+mod attach;
 mod buffers;
 mod chunks;
 mod dialect;
@@ -12,6 +13,7 @@ mod sequence;
 mod single;
 mod submit;
 
+pub use self::attach::Attachable;
 pub use self::gather::ChunkOutput;
 pub(crate) use self::queue::Queue;
 pub(crate) use self::room::Training;

@@ -110,6 +110,10 @@ impl Queue {
         }))
     }
 
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     pub(crate) fn model_id(&self) -> &ModelId {
         &self.shared.model_id
     }
@@ -304,6 +308,9 @@ impl Worker {
                     {
                         return Err(break_down(number, &error));
                     }
+                }
+                if next > self.next {
+                    shared.training.note_accepted(shared.model_id.as_str());
                 }
                 self.next = next;
                 Ok(())

@@ -1,6 +1,7 @@
 //! What the queues of a session's models share.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ use crate::runtime::futures::{Accepted, Results, Watch};
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::runtime::threads::{Background, Bytes, Crew};
 use crate::sync::lock;
+use crate::types::Timestamp;
 use crate::wire::reply::{FutureReply, decode_json};
 use crate::wire::route::Route;
 
@@ -35,6 +37,8 @@ pub(crate) struct Training {
     pub(super) dialect: Dialect,
     pub(super) losses: Losses,
     queues: Mutex<Vec<Weak<Shared>>>,
+    /// When the service last took an operation of each model.
+    accepted: Mutex<HashMap<String, Timestamp>>,
 }
 
 impl Training {
@@ -47,6 +51,7 @@ impl Training {
             dialect: Dialect::new(results.config.dialect),
             losses: Losses::default(),
             queues: Mutex::default(),
+            accepted: Mutex::default(),
             results,
             background,
         }
@@ -76,6 +81,18 @@ impl Training {
         let done = move |outcome| promise.resolve(plain_result(outcome));
         Watch::new(self.results.clone(), accepted, status, decode, done).start();
         Ok(pending)
+    }
+
+    pub(super) fn note_accepted(&self, model_id: &str) {
+        let mut accepted = lock(&self.accepted);
+        match accepted.get_mut(model_id) {
+            Some(time) => *time = Timestamp::now(),
+            None => drop(accepted.insert(model_id.to_owned(), Timestamp::now())),
+        }
+    }
+
+    pub(crate) fn last_accepted(&self, model_id: &str) -> Option<Timestamp> {
+        lock(&self.accepted).get(model_id).copied()
     }
 
     pub(super) fn add(&self, queue: &Arc<Shared>) {
