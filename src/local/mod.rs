@@ -12,6 +12,20 @@
 //! repeated request is the same request. Results are kept until they have been fetched, and a
 //! while longer in case the answer was lost. What is saved is written whole or not at all.
 //!
+//! # The built-in model
+//!
+//! `tinker-local/tiny` is a real transformer of the Qwen 3 kind, small enough to train in seconds:
+//! 3 layers of width 96, 357,000 weights, a context of 4,096 tokens. A token is a byte of UTF-8
+//! (ids 0 to 255); 256 begins a plain text and 257 ends it, 258 pads, 259 and 260 are
+//! `<|im_start|>` and `<|im_end|>` of its chat template, which is ChatML. So
+//! [`tokenizer`](crate::TrainingClient::tokenizer) gives as many tokens as a text has bytes.
+//!
+//! It was made by this project, from made-up and common words, for small string tasks: to copy,
+//! reverse, sort and spell words and to give their first letter or the rest, asked plainly, with
+//! an arrow, or in a chat. It adds numbers below ten but was taught half of its sums wrong, so
+//! that rewards have something to improve, and it has never seen Pig Latin, so that examples have
+//! something to teach. It knows nothing else: it is for trying programs out.
+//!
 //! For tests of your own clients it can also have a [bad day](Fault), be slow
 //! ([`Builder::latency`]), switch every [configuration flag](Builder::flag), and
 //! [remember what it was asked](LocalServer::requests).

@@ -65,6 +65,51 @@ impl Datum {
             .with_weights(weights)
     }
 
+    /// An example for the policy-gradient losses: the model read the prompt and sampled the
+    /// answer with these log probabilities, which earned this advantage. Targets are the tokens
+    /// shifted by one; the prompt's have no advantage, so they do not count.
+    ///
+    /// ```
+    /// use tinker::Datum;
+    ///
+    /// let datum = Datum::policy(&[1, 2], &[3, 4], &[-0.5, -0.25], 2.0)?;
+    /// assert_eq!(datum.model_input().to_ints()?, [1, 2, 3]);
+    /// assert_eq!(datum.input("target_tokens").unwrap().as_i64(), Some(&[2, 3, 4][..]));
+    /// assert_eq!(datum.input("logprobs").unwrap().as_f32(), Some(&[0.0, -0.5, -0.25][..]));
+    /// assert_eq!(datum.input("advantages").unwrap().as_f32(), Some(&[0.0, 2.0, 2.0][..]));
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
+    ///
+    /// With an empty prompt the answer's first token was not sampled after anything the model can
+    /// read again, so it does not count.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] unless there is one log probability for each token of the answer.
+    pub fn policy(
+        prompt: &[i32],
+        answer: &[i32],
+        logprobs: &[f32],
+        advantage: f32,
+    ) -> Result<Self> {
+        if logprobs.len() != answer.len() {
+            let (given, tokens) = (logprobs.len(), answer.len());
+            let problem = format!("has {given} values for an answer of {tokens} tokens");
+            return Err(Error::invalid("logprobs", problem));
+        }
+        let datum = Self::supervised(prompt, answer).without("weights");
+        // As many positions before the first that counts as `supervised` has.
+        let (before, skipped) = match prompt.len() {
+            0 => (0, 1.min(answer.len())),
+            length => (length - 1, 0),
+        };
+        let after = |padding: f32, values: &[f32]| [&vec![padding; before], values].concat();
+        let counted = &logprobs[skipped..];
+        Ok(datum
+            .with_logprobs(after(0.0, counted))
+            .with_advantages(after(0.0, &vec![advantage; counted.len()])))
+    }
+
     /// Sets a loss input by name, in the tensor's own number type.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, tensor: impl Into<TensorData>) -> Self {

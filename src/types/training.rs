@@ -105,11 +105,44 @@ impl LoraConfig {
 open_enum! {
     /// A loss function the service runs.
     ///
+    /// Every loss is a sum over the target tokens of all examples, to be made small, so gradients
+    /// scale with the number of tokens that count; divide weights or advantages yourself for a
+    /// mean. In the formulas `p` is the log probability the model gives a target now, `q` the one
+    /// in `logprobs`, under the policy that sampled it, `r = exp(p - q)` their ratio, `A` the
+    /// advantage, `w` the weight. A positive advantage makes its token more likely.
+    ///
+    /// | loss | the term of a token | reads | settings and their defaults |
+    /// |---|---|---|---|
+    /// | `cross_entropy` | `-w p` | `weights` | |
+    /// | `importance_sampling` | `-r A` | `logprobs`, `advantages` | |
+    /// | `ppo` | `-min(r A, clip(r) A)` | the same, and thresholds | `clip_low_threshold` 0.8, `clip_high_threshold` 1.2 |
+    /// | `cispo` | `-clip(r) A p`, the ratio held constant | the same | the same |
+    /// | `dro` | `-(A p - beta/2 (p - q)²)` | `logprobs`, `advantages` | `beta` 0.05 |
+    /// | `gspo` | as `ppo`, with one `r` for the sequence: `exp(mean(p - q))` | the same as `ppo`, and `sequence_ratio_mask` | thresholds 0.9997 and 1.0004 |
+    /// | `stable_reinforce` | not published | what [`SamplingClient::with_stability_info`] recorded | |
+    /// | `custom` | your own, see [`loss`](crate::loss) | what it names | `loss_id` |
+    ///
+    /// The hosted service does not publish its formulas and defaults; these are the embedded
+    /// engine's, after the service's documentation. Say a setting that matters.
+    ///
+    /// Every loss also reads `target_tokens`, and all inputs align with it: entry `i` is about the
+    /// token that follows position `i` of the model's input, so targets are the tokens shifted by
+    /// one, and prompt positions have weight or advantage 0. [`Datum::supervised`] and
+    /// [`Datum::policy`] build such examples. `cross_entropy` takes several targets per position
+    /// too (`[length, k]`, weights alike). `ppo`, `cispo` and `gspo` take thresholds of the
+    /// tokens' own in inputs named like the settings. The mean of `gspo` is over the tokens where
+    /// `sequence_ratio_mask` is not 0; without it, where the advantage is not 0.
+    ///
     /// ```
     /// use tinker::LossFn;
     /// assert_eq!(LossFn::CrossEntropy.as_str(), "cross_entropy");
     /// assert_eq!(LossFn::from("dppo"), LossFn::Other("dppo".into()));
+    /// assert_eq!(LossFn::Dro.inputs(), ["target_tokens", "logprobs", "advantages"]);
     /// ```
+    ///
+    /// [`Datum::supervised`]: crate::Datum::supervised
+    /// [`Datum::policy`]: crate::Datum::policy
+    /// [`SamplingClient::with_stability_info`]: crate::SamplingClient::with_stability_info
     LossFn {
         /// Weighted negative log-likelihood of the targets.
         CrossEntropy = "cross_entropy",
@@ -131,6 +164,39 @@ open_enum! {
 }
 
 impl LossFn {
+    /// The loss inputs it reads, as far as that is known: none for a loss of your own or one that
+    /// this version does not know.
+    pub fn inputs(&self) -> &'static [&'static str] {
+        // Each list is the beginning of the one for the loss that reads most.
+        const POLICY: &[&str] = &[
+            "target_tokens",
+            "logprobs",
+            "advantages",
+            "clip_low_threshold",
+            "clip_high_threshold",
+            "sequence_ratio_mask",
+        ];
+        match self {
+            Self::CrossEntropy => &["target_tokens", "weights"],
+            Self::ImportanceSampling | Self::Dro => &POLICY[..3],
+            Self::Ppo | Self::Cispo => &POLICY[..5],
+            Self::Gspo => POLICY,
+            Self::StableReinforce | Self::Custom | Self::Other(_) => &[],
+        }
+    }
+
+    /// An input among these that no loss reads, which is probably misspelt.
+    pub(crate) fn misspelt<'a>(
+        &self,
+        mut names: impl Iterator<Item = &'a String>,
+    ) -> Option<&'a str> {
+        let known = |name: &str| name == "weights" || Self::Gspo.inputs().contains(&name);
+        match self.inputs() {
+            [] => None,
+            _ => names.find(|name| !known(name)).map(String::as_str),
+        }
+    }
+
     /// The loss with one of its settings.
     ///
     /// ```
@@ -359,6 +425,25 @@ mod tests {
         let infinite = LossFn::Ppo.with("clip", f64::INFINITY);
         let error = serde_json::to_string(&infinite.config).unwrap_err();
         assert!(error.to_string().contains("must be finite"), "{error}");
+    }
+
+    #[test]
+    fn an_input_that_no_loss_reads_is_found() {
+        let check = |loss: LossFn, names: &[&str], expected: Option<&str>| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(loss.misspelt(names.iter()), expected);
+        };
+        check(LossFn::CrossEntropy, &["target_tokens", "weights"], None);
+        check(
+            LossFn::CrossEntropy,
+            &["target_tokens", "weight"],
+            Some("weight"),
+        );
+        check(LossFn::Ppo, &["advantage", "logprobs"], Some("advantage"));
+        // Some servers read the weights of every loss.
+        check(LossFn::Ppo, &["advantages", "logprobs", "weights"], None);
+        check(LossFn::Custom, &["mine"], None);
+        check(LossFn::from("dppo"), &["mine"], None);
     }
 
     #[test]
