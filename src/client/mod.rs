@@ -31,9 +31,18 @@ pub use rest::{
     CopyOptions, DownloadOptions, DownloadProgress, Downloaded, ListOptions, Pages, RestClient,
 };
 pub use resume::{Recovery, Resume};
-pub use sampling::{SamplerSource, SamplingClient};
+pub use sampling::{LogprobsRequest, SamplerSource, SamplingClient};
 pub use service::{ServiceClient, TrainingOptions};
 pub use stream::{Events, RawStream};
-pub use training::{ChunkOutputs, Export, Save, TrainStep, TrainingClient};
+pub use training::{ChunkOutputs, Export, Load, Save, TrainStep, TrainingClient};
 #[cfg(feature = "archive")]
 pub use unpack::unpack;
+
+/// Clients go from thread to thread and are shared by them.
+const _: () = {
+    const fn shared<T: Send + Sync + 'static>() {}
+    shared::<ServiceClient>();
+    shared::<TrainingClient>();
+    shared::<SamplingClient>();
+    shared::<RestClient>();
+};

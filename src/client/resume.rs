@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::service::{ServiceClient, TrainingOptions};
-use super::training::TrainingClient;
+use super::training::{Load, TrainingClient};
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::types::{
@@ -240,10 +240,11 @@ impl ServiceClient {
         let base_model = resume.base_model.as_deref().unwrap_or(&info.base_model);
         let queue = session.create_model(creation.request(base_model))?;
         let training = TrainingClient::new(queue, session);
-        let token = resume.weights_access_token.clone();
-        training
-            .load(&resume.checkpoint, with_state, token)?
-            .join()?;
+        let load = Load {
+            checkpoint: resume.checkpoint.clone(),
+            weights_access_token: resume.weights_access_token.clone(),
+        };
+        training.load(&load, with_state)?.join()?;
         Ok(training)
     }
 

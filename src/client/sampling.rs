@@ -216,20 +216,40 @@ impl SamplingClient {
 
     /// The log probability of each token of the prompt; the first has none.
     ///
+    /// With [`LogprobsRequest::last`] only the last tokens are scored, such as a completion's
+    /// after a long context that the service may have in its cache.
+    ///
+    /// ```no_run
+    /// # fn example(sampler: tinker::SamplingClient) -> tinker::Result<()> {
+    /// use tinker::{ModelInput, client::LogprobsRequest};
+    ///
+    /// let prompt = ModelInput::from_ints(vec![9906, 11, 1917]);
+    /// let all = sampler.compute_logprobs(&prompt)?;
+    /// let completion = sampler.compute_logprobs(LogprobsRequest::last(prompt, 1))?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`sample`](Self::sample); [`Error::Reply`] if the service scored nothing.
-    pub fn compute_logprobs(&self, prompt: &ModelInput) -> Result<PromptLogprobs> {
-        self.submit_logprobs(prompt)?.join()
+    /// As [`sample`](Self::sample); [`Error::Invalid`] for more tokens than the prompt has after
+    /// its first; [`Error::Reply`] if the service scored nothing.
+    pub fn compute_logprobs(&self, request: impl Into<LogprobsRequest>) -> Result<PromptLogprobs> {
+        self.submit_logprobs(request)?.join()
     }
 
     /// The handle twin of [`compute_logprobs`](Self::compute_logprobs).
     ///
     /// # Errors
     ///
-    /// If the client is closed.
-    pub fn submit_logprobs(&self, prompt: &ModelInput) -> Result<Pending<PromptLogprobs>> {
-        let pending = self.submit(prompt.clone(), SampleOptions::score_prompt(), true)?;
+    /// [`Error::Invalid`] for more tokens than the prompt has after its first;
+    /// [`Error::Closed`] if the client is closed.
+    pub fn submit_logprobs(
+        &self,
+        request: impl Into<LogprobsRequest>,
+    ) -> Result<Pending<PromptLogprobs>> {
+        let request = request.into();
+        let options = request.options()?;
+        let pending = self.submit(request.prompt, options, true)?;
         Ok(pending.and_then(prompt_logprobs))
     }
 
@@ -326,6 +346,54 @@ impl fmt::Debug for SamplingClient {
         f.debug_struct("SamplingClient")
             .field("sampling_session_id", &self.sampling_session_id())
             .finish_non_exhaustive()
+    }
+}
+
+/// A prompt to score: the whole of it, or its last tokens.
+///
+/// A bare prompt will do wherever one is taken.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct LogprobsRequest {
+    /// The prompt.
+    pub prompt: ModelInput,
+    /// How many tokens at its end are scored. Default: all but the first.
+    #[doc(alias = "prompt_logprobs_last_n")]
+    pub last: Option<u32>,
+}
+
+impl LogprobsRequest {
+    /// Scores the last `count` tokens: from 1 to all but the first.
+    pub fn last(prompt: impl Into<ModelInput>, count: u32) -> Self {
+        Self {
+            prompt: prompt.into(),
+            last: Some(count),
+        }
+    }
+
+    fn options(&self) -> Result<SampleOptions> {
+        let options = SampleOptions::score_prompt();
+        let Some(last) = self.last else {
+            return Ok(options);
+        };
+        let scored = self.prompt.length()?.saturating_sub(1);
+        if !(1..=scored).contains(&(last as usize)) {
+            let problem = format!("must be from 1 to {scored}, got {last}");
+            return Err(Error::invalid("prompt_logprobs_last_n", problem));
+        }
+        Ok(options.with_prompt_logprobs_last_n(last))
+    }
+}
+
+impl From<ModelInput> for LogprobsRequest {
+    fn from(prompt: ModelInput) -> Self {
+        Self { prompt, last: None }
+    }
+}
+
+impl From<&ModelInput> for LogprobsRequest {
+    fn from(prompt: &ModelInput) -> Self {
+        prompt.clone().into()
     }
 }
 

@@ -10,7 +10,7 @@ use super::sampling::{SamplerSource, SamplingClient};
 use super::training::TrainingClient;
 use crate::config::Config;
 use crate::error::{Context, Error, Result};
-use crate::runtime::calls::Link;
+use crate::runtime::calls::{Effort, Link, Request};
 use crate::runtime::clock::Clock;
 use crate::runtime::session::{Host, Session};
 use crate::types::{
@@ -85,15 +85,48 @@ impl ServiceClient {
         })
     }
 
-    /// A client of an embedded server of its own: no account, no network. The server stops with
-    /// the last client.
+    /// A client of an embedded server of its own: no account, no network, and nothing kept. The
+    /// server stops with the last client. It serves the built-in model, `tinker-local/tiny`; see
+    /// [`local`](crate::local) for what that is.
     ///
     /// # Errors
     ///
     /// If no port on the loopback interface can be had.
     #[cfg(feature = "local")]
     pub fn local() -> Result<Self> {
-        let server = crate::local::LocalServer::start()?;
+        Self::of_server(crate::local::LocalServer::start()?)
+    }
+
+    /// Like [`local`](Self::local), with runs and checkpoints kept in a folder: the next client
+    /// of the same folder finds them again. It must be new, empty, or used for this before, and
+    /// by one client at a time.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("runs");
+    /// use tinker::{LoraConfig, ServiceClient};
+    ///
+    /// let service = ServiceClient::local_in(&folder)?;
+    /// let training = service.create_lora_training_client("tinker-local/tiny", LoraConfig::rank(4))?;
+    /// let path = training.save_state("first")?.join()?.path;
+    /// drop((training, service));
+    ///
+    /// let again = ServiceClient::local_in(&folder)?;
+    /// again.create_training_client_from_state(&path)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the folder cannot be used; otherwise as [`local`](Self::local).
+    #[cfg(feature = "local")]
+    pub fn local_in(folder: impl Into<std::path::PathBuf>) -> Result<Self> {
+        Self::of_server(crate::local::LocalServer::builder().data(folder).start()?)
+    }
+
+    #[cfg(feature = "local")]
+    fn of_server(server: crate::local::LocalServer) -> Result<Self> {
         let mut config = Config::default()
             .with_base_url(server.base_url())
             .with_api_key("tml-local");
@@ -102,9 +135,36 @@ impl ServiceClient {
     }
 
     /// Which models the service offers.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     #[doc(alias = "get_server_capabilities")]
     pub fn capabilities(&self) -> Result<ServerCapabilities> {
         self.link()?.get(&route::SERVER_CAPABILITIES, &[], &[])
+    }
+
+    /// Whether the service can be used with this client's credential: one request, which is not
+    /// repeated, to an endpoint that also needs billing to be set up.
+    ///
+    /// ```no_run
+    /// use tinker::ServiceClient;
+    ///
+    /// if let Err(error) = ServiceClient::from_env().and_then(|service| service.check_accessible()) {
+    ///     eprintln!("{error}; to do: {}", error.remedy());
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Credentials`] without a credential, [`Error::Status`] with 401 for one that is
+    /// refused and with 402 for an account without billing, [`Error::Connection`] if nobody
+    /// answers.
+    #[doc(alias = "raise_if_tinker_not_accessible")]
+    pub fn check_accessible(&self) -> Result<()> {
+        let route = &route::SERVER_CAPABILITIES;
+        let request = Request::to(route, route.fixed_path());
+        self.link()?.call_raw(request, Effort::ONCE).map(drop)
     }
 
     /// Creates a model with a fresh LoRA adapter and waits until it can be trained.

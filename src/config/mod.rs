@@ -568,11 +568,24 @@ impl Config {
     #[doc(alias = "auth")]
     #[doc(alias = "tinker_has_credentials")]
     pub fn has_credential(&self) -> bool {
+        self.credential_command.is_some() || self.token().is_some()
+    }
+
+    /// The key this configuration has, its own or the stored default; never a command's, which
+    /// this does not run.
+    ///
+    /// ```
+    /// use tinker::config::Config;
+    ///
+    /// assert_eq!(Config::default().with_api_key("tml-mine").token().unwrap().expose(), "tml-mine");
+    /// ```
+    #[doc(alias = "get_tinker_token")]
+    pub fn token(&self) -> Option<Secret> {
         let stored = || {
             let keys = self.credential_store()?.load().ok()?;
-            keys.default_key().map(|_| ())
+            keys.default_key().map(|stored| stored.key().clone())
         };
-        self.api_key.is_some() || self.credential_command.is_some() || stored().is_some()
+        self.api_key.clone().or_else(stored)
     }
 
     /// Refuses a handle of a service that was not chosen to receive this client's key.

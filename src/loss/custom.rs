@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::handle::LossHandle;
 use super::objective::Objective;
 use crate::error::{Context, Error, Result};
 use crate::types::{Datum, TensorData};
 
 /// A loss that `forward_backward_custom` can train with.
 ///
-/// Implemented by [`Expr`](super::Expr) and [`Objective`], owned or borrowed, and by the
-/// results of [`batch`](super::batch) and [`from_fn`].
+/// Implemented by [`Expr`](super::Expr), [`Objective`] and [`LossHandle`], owned or borrowed, and
+/// by the results of [`batch`](super::batch) and [`from_fn`].
 #[doc(alias = "PerDatumLossFn")]
 pub trait CustomLoss {
     /// Computes the loss of a batch, its gradients and its metrics.
@@ -29,6 +30,11 @@ pub trait CustomLoss {
     /// The formula applied to each datum, if this loss is one: a service that supports it can
     /// then compute the loss itself.
     fn as_objective(&self) -> Option<Objective> {
+        None
+    }
+
+    /// The loss as it was made beforehand, if it was.
+    fn as_handle(&self) -> Option<&LossHandle> {
         None
     }
 }

@@ -31,6 +31,8 @@ mod loss;
 mod names;
 /// The official Python SDKs as guests of the embedded server.
 mod python;
+/// What the Python SDK can be asked for.
+mod reach;
 /// Threads, memory and sockets, counted in child processes.
 mod resources;
 /// Runs, checkpoints, sessions and accounts.

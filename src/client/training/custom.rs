@@ -1,8 +1,9 @@
 //! Training with a loss of the user's own.
 
 use super::TrainingClient;
+use crate::client::service::ServiceClient;
 use crate::error::{Context, Error, Result};
-use crate::loss::{self, CustomLoss, LossGraph};
+use crate::loss::{self, CustomLoss, LossHandle, Objective};
 use crate::runtime::pending::Pending;
 use crate::types::{Datum, ForwardBackwardOutput, LossFn, TensorData};
 
@@ -28,17 +29,13 @@ impl TrainingClient {
     ///
     /// As [`forward_backward`](Self::forward_backward), whatever the forward pass says, and what
     /// the loss itself returns.
-    #[doc(alias = "LossHandle")]
     pub fn forward_backward_custom(
         &self,
         data: &[Datum],
         loss: impl CustomLoss,
     ) -> Result<Pending<ForwardBackwardOutput>> {
-        if let (true, Some(objective)) = (self.runs_losses(), loss.as_objective()) {
-            match objective.to_graph(data) {
-                Ok(graph) => return self.forward_backward_graph(data, &graph),
-                Err(error) => log::debug!("computing the custom loss on this side: {error}"),
-            }
+        if let Some(loss_id) = self.loss_on_the_service(data, &loss)? {
+            return self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id));
         }
         let forward = self
             .forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?
@@ -55,18 +52,68 @@ impl TrainingClient {
         }))
     }
 
-    fn runs_losses(&self) -> bool {
-        self.session.core.client_config.custom_loss_server_side
-    }
-
-    /// Has the service run a formula. Each distinct graph is uploaded once per session.
-    fn forward_backward_graph(
+    /// The service's id of a loss that it is to run itself. Each distinct graph is uploaded once
+    /// per session.
+    fn loss_on_the_service(
         &self,
         data: &[Datum],
-        graph: &LossGraph,
-    ) -> Result<Pending<ForwardBackwardOutput>> {
-        let loss_id = self.session.upload_loss(graph)?;
-        self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id))
+        loss: &impl CustomLoss,
+    ) -> Result<Option<String>> {
+        if let Some(handle) = loss.as_handle() {
+            handle.check(&self.session.core.session_id, data)?;
+            return Ok(handle.loss_id().map(str::to_owned));
+        }
+        if !self.session.core.client_config.custom_loss_server_side {
+            return Ok(None);
+        }
+        match loss.as_objective().map(|loss| loss.to_graph(data)) {
+            Some(Ok(graph)) => self.session.upload_loss(&graph).map(Some),
+            Some(Err(error)) => {
+                log::debug!("computing the custom loss on this side: {error}");
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+impl ServiceClient {
+    /// Makes a custom loss once, for the steps of this client's models: it is checked against
+    /// data like those it will be used with and, where the service runs losses itself, uploaded.
+    ///
+    /// [`forward_backward_custom`](TrainingClient::forward_backward_custom) does as much by
+    /// itself; a handle finds mistakes before the first step and fixes what the data must hold.
+    ///
+    /// ```
+    /// # fn main() -> tinker::Result<()> {
+    /// use tinker::loss::{input, logprobs};
+    /// use tinker::{Datum, LoraConfig, ServiceClient};
+    ///
+    /// let service = ServiceClient::local()?;
+    /// let training = service.create_lora_training_client("tinker-local/tiny", LoraConfig::rank(4))?;
+    /// let data = [Datum::supervised(&[72, 101], &[108])];
+    /// let loss = service.create_custom_loss(-(logprobs() * input("weights")).sum(), &data)?;
+    /// training.forward_backward_custom(&data, &loss)?.join()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a formula that the service could not run, such as one that reads
+    /// what the data does not hold; otherwise what the service says.
+    pub fn create_custom_loss(
+        &self,
+        loss: impl Into<Objective>,
+        like: &[Datum],
+    ) -> Result<LossHandle> {
+        let (session, loss) = (self.session()?, loss.into());
+        let graph = loss.to_graph(like)?;
+        let loss_id = match session.core.client_config.custom_loss_server_side {
+            true => Some(session.upload_loss(&graph)?),
+            false => None,
+        };
+        let session_id = session.core.session_id.as_str().into();
+        Ok(LossHandle::new(loss, graph, session_id, loss_id))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `TrainingClient`: one model's ordered queue.
 
 mod custom;
+mod load;
 mod save;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::types::{
     Datum, ForwardBackwardOutput, Loss, ModelId, OptimStepResponse, OptimizerParams, console,
 };
 
+pub use load::Load;
 pub(super) use save::ttl_seconds;
 pub use save::{Export, Save};
 

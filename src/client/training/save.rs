@@ -1,4 +1,4 @@
-//! The rest of a model's queue: saving, loading, and questions about the model.
+//! Saving, and questions about the model.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,16 +7,15 @@ use std::time::Duration;
 use super::TrainingClient;
 use crate::client::sampling::{SamplerSource, SamplingClient};
 use crate::client::service::open_sampler;
-use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
 use crate::types::{
-    CheckpointRef, LoadWeightsResponse, ModelInfo, SaveWeightsExternalResponse,
-    SaveWeightsForSamplerResponse, SaveWeightsResponse,
+    CheckpointRef, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
 };
 use crate::wire::request::{
-    GetInfoRequest, LoadWeightsRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest,
-    SaveWeightsRequest, UnloadModelRequest, to_json,
+    GetInfoRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest,
+    UnloadModelRequest, to_json,
 };
 use crate::wire::route;
 
@@ -267,54 +266,6 @@ impl TrainingClient {
         weights: impl Into<CheckpointRef>,
     ) -> Result<SamplingClient> {
         open_sampler(&self.session, &SamplerSource::weights(weights))
-    }
-
-    /// Loads saved weights into this model; the optimiser starts afresh.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
-    #[deprecated(
-        note = "use ServiceClient::create_training_client_from_state: the hosted service \
-                         accepts a load only as a model's first request"
-    )]
-    pub fn load_state(
-        &self,
-        checkpoint: impl Into<CheckpointRef>,
-    ) -> Result<Pending<LoadWeightsResponse>> {
-        self.load(&checkpoint.into(), false, None)
-    }
-
-    /// Loads saved weights and optimiser into this model.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] if the path does not begin with `tinker://`.
-    #[deprecated(
-        note = "use ServiceClient::create_training_client_from_state_with_optimizer: the \
-                         hosted service accepts a load only as a model's first request"
-    )]
-    pub fn load_state_with_optimizer(
-        &self,
-        checkpoint: impl Into<CheckpointRef>,
-    ) -> Result<Pending<LoadWeightsResponse>> {
-        self.load(&checkpoint.into(), true, None)
-    }
-
-    pub(in crate::client) fn load(
-        &self,
-        checkpoint: &CheckpointRef,
-        optimizer: bool,
-        token: Option<Secret>,
-    ) -> Result<Pending<LoadWeightsResponse>> {
-        let path = checkpoint.checked()?.to_owned();
-        self.queue
-            .post(&route::LOAD_WEIGHTS, move |model_id, number| {
-                let mut request =
-                    LoadWeightsRequest::into_model(model_id.as_str(), number, path, optimizer);
-                request.weights_access_token = token.as_ref().map(|token| token.expose().into());
-                to_json(&request)
-            })
     }
 
     /// Frees the model on servers that have this call; others answer 404.

@@ -1,7 +1,7 @@
 //! What the queues of a session's models share.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -36,6 +36,8 @@ pub(crate) struct Training {
     pub(super) buffers: Buffers,
     pub(super) dialect: Dialect,
     pub(super) losses: Losses,
+    /// Loss inputs that the user has been told about, a few.
+    pub(super) misspelt: Mutex<BTreeSet<String>>,
     queues: Mutex<Vec<Weak<Shared>>>,
     /// When the service last took an operation of each model.
     accepted: Mutex<HashMap<String, Timestamp>>,
@@ -50,6 +52,7 @@ impl Training {
             buffers: Buffers::default(),
             dialect: Dialect::new(results.config.dialect),
             losses: Losses::default(),
+            misspelt: Mutex::default(),
             queues: Mutex::default(),
             accepted: Mutex::default(),
             results,

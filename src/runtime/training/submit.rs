@@ -11,6 +11,7 @@ use super::queue::{Gate, Operation, Queue};
 use super::single::Single;
 use crate::error::{Error, Result};
 use crate::runtime::pending::{Pending, Status};
+use crate::sync::lock;
 use crate::types::{
     Datum, ForwardBackwardOutput, Loss, ModelId, OptimStepResponse, OptimizerParams,
 };
@@ -155,6 +156,25 @@ impl Queue {
         (operation, pending)
     }
 
+    /// Names an input that no loss reads, once: the service ignores it without a word.
+    fn note_misspelt(&self, data: &[Datum], loss: &Loss) {
+        let found = |datum: &Datum| {
+            let name = loss.function.misspelt(datum.loss_fn_inputs().keys());
+            name.map(str::to_owned)
+        };
+        let Some(name) = data.iter().find_map(found) else {
+            return;
+        };
+        let mut told = lock(&self.shared().training.misspelt);
+        if told.len() < 16 && told.insert(name.clone()) {
+            log::warn!(
+                "loss_fn_inputs.{name} is no input of {}, which reads {}; the service may ignore it",
+                loss.function,
+                loss.function.inputs().join(", ")
+            );
+        }
+    }
+
     fn call(
         &self,
         data: &[Datum],
@@ -165,6 +185,7 @@ impl Queue {
         if data.is_empty() {
             return Err(Error::invalid("data", "must hold at least one datum"));
         }
+        self.note_misspelt(data, &loss);
         Ok(Arc::new(Call {
             data: data.to_vec(),
             loss,
