@@ -71,26 +71,17 @@ impl Pcg64 {
         both as u32
     }
 
-    /// A number from 0 to `max`, every one as likely (Lemire's method, as numpy has it).
+    /// A number up to `max`, each as likely: as many bits as `max` has, drawn until they are not
+    /// above it. Up to 32 bits they come from halves.
     fn up_to(&mut self, max: u64) -> u64 {
-        if let Ok(max) = u32::try_from(max)
-            && max < u32::MAX
-        {
-            let range = u64::from(max) + 1;
-            let threshold = u64::from(u32::MAX - max) % range;
-            loop {
-                let product = u64::from(self.next_u32()) * range;
-                if product & u64::from(u32::MAX) >= threshold {
-                    return product >> 32;
-                }
-            }
-        }
-        let range = u128::from(max) + 1;
-        let threshold = u128::from(u64::MAX - max) % range;
+        let mask = u64::MAX >> max.leading_zeros();
         loop {
-            let product = u128::from(self.next_u64()) * range;
-            if product & u128::from(u64::MAX) >= threshold {
-                return (product >> 64) as u64;
+            let bits = match u32::try_from(max) {
+                Ok(_) => u64::from(self.next_u32()),
+                Err(_) => self.next_u64(),
+            };
+            if bits & mask <= max {
+                return bits & mask;
             }
         }
     }
