@@ -43,6 +43,8 @@
 //! | build inputs and read outputs | [`types`] |
 //! | write a loss of your own | [`loss`] |
 //! | turn text and chats into tokens | [`text`] (features `text`, `chat`) |
+//! | train with ready loops, keep a run's files | [`train`] (feature `text`) |
+//! | draw curves | [`plot`] |
 //! | configure: keys, URLs, proxies, timeouts | [`config`] |
 //! | handle failures | [`error`] |
 //! | run everything on this machine | [`local`] (feature `local`) |
@@ -94,6 +96,11 @@ pub mod loss;
 #[cfg(feature = "text")]
 pub mod text;
 
+pub mod plot;
+
+#[cfg(feature = "text")]
+pub mod train;
+
 #[cfg(feature = "local")]
 pub mod local;
 
@@ -122,6 +129,34 @@ mod python;
 #[cfg(test)]
 #[path = "../tests/it/support/scripted.rs"]
 mod scripted;
+
+/// Guides, for reading from top to bottom. Their code is compiled and run with the tests.
+#[cfg(any(doc, doctest))]
+pub mod guide {
+    #[doc = include_str!("../docs/from-python.md")]
+    pub mod from_python {}
+
+    #[doc = include_str!("../docs/reinforcement.md")]
+    pub mod reinforcement {}
+
+    #[doc = include_str!("../docs/sampling.md")]
+    pub mod sampling {}
+
+    #[doc = include_str!("../docs/errors.md")]
+    pub mod errors {}
+
+    #[doc = include_str!("../docs/custom-losses.md")]
+    pub mod custom_losses {}
+
+    #[doc = include_str!("../docs/threads.md")]
+    pub mod threads {}
+
+    #[doc = include_str!("../docs/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("../docs/servers.md")]
+    pub mod servers {}
+}
 
 /// The README's code, compiled and run.
 #[cfg(doctest)]

@@ -51,5 +51,7 @@ mod text;
 mod text_data;
 /// The doors between the rooms of the sources.
 mod tidy;
+/// The training toolkit: run folders, figures, loops, resuming.
+mod train;
 /// The training client's queue.
 mod training;

@@ -1,0 +1,356 @@
+//! Saving on the way: when, under which name, for how long, and what is deleted again.
+
+use std::time::{Duration, Instant};
+
+use super::folder::RunFolder;
+use super::record::CheckpointRecord;
+use crate::client::{RestClient, Save, ServiceClient, TrainingClient};
+use crate::types::{SaveWeightsForSamplerResponse, SaveWeightsResponse};
+use crate::{Pending, Result};
+
+/// When checkpoints are saved, and how long they are kept. A number of 0 switches a rule off.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct SavePolicy {
+    /// Steps between periodic checkpoints. Default: 20.
+    pub every: usize,
+    /// Training tokens between them. Default: 0.
+    pub every_tokens: u64,
+    /// Time between them. Default: zero.
+    pub every_time: Duration,
+    /// How long the service keeps them; none keeps them for ever. Default: 7 days.
+    pub ttl: Option<Duration>,
+    /// Steps between rolling checkpoints, which hold no sampler weights and are deleted when the
+    /// next one is there. Default: 0.
+    pub rolling_every: usize,
+    /// How long the service keeps those, should deleting fail. Default: 2 hours.
+    pub rolling_ttl: Duration,
+    /// Whether training goes on while a periodic checkpoint is written. Default: no.
+    pub background: bool,
+}
+
+impl Default for SavePolicy {
+    fn default() -> Self {
+        Self {
+            every: 20,
+            every_tokens: 0,
+            every_time: Duration::ZERO,
+            ttl: Some(Duration::from_secs(604_800)),
+            rolling_every: 0,
+            rolling_ttl: Duration::from_secs(7200),
+            background: false,
+        }
+    }
+}
+
+impl SavePolicy {
+    /// Saves every so many steps.
+    pub fn every(steps: usize) -> Self {
+        Self {
+            every: steps,
+            ..Self::default()
+        }
+    }
+
+    /// Saves a rolling checkpoint every so many steps too.
+    #[must_use]
+    pub fn with_rolling(mut self, steps: usize) -> Self {
+        self.rolling_every = steps;
+        self
+    }
+
+    /// Saves after so many training tokens too.
+    #[must_use]
+    pub fn with_tokens(mut self, tokens: u64) -> Self {
+        self.every_tokens = tokens;
+        self
+    }
+
+    /// Saves after so much time too.
+    #[must_use]
+    pub fn with_time(mut self, time: Duration) -> Self {
+        self.every_time = time;
+        self
+    }
+
+    /// Sets how long periodic checkpoints are kept; none keeps them for ever.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: Option<Duration>) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Goes on training while a periodic checkpoint is written.
+    #[must_use]
+    pub fn in_background(mut self) -> Self {
+        self.background = true;
+        self
+    }
+
+    /// What is due after so many steps, tokens and time since the last periodic checkpoint.
+    pub fn due(&self, steps: usize, tokens: u64, time: Duration) -> Due {
+        let on = |every: usize| every > 0 && steps.is_multiple_of(every);
+        let tokens = self.every_tokens > 0 && tokens >= self.every_tokens;
+        let time = !self.every_time.is_zero() && time >= self.every_time;
+        match steps {
+            0 => Due::Nothing,
+            _ if on(self.every) || tokens || time => Due::Periodic,
+            _ if on(self.rolling_every) => Due::Rolling,
+            _ => Due::Nothing,
+        }
+    }
+}
+
+/// What [`SavePolicy::due`] finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing.
+    Nothing,
+    /// A checkpoint to go on from and to sample from.
+    Periodic,
+    /// A checkpoint to go on from, for a while.
+    Rolling,
+}
+
+/// Where a run is: what a checkpoint says about how to go on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Position {
+    /// Steps done.
+    pub steps: usize,
+    /// The next batch's epoch, where there are epochs.
+    pub epoch: Option<u64>,
+    /// The next batch, within its epoch.
+    pub batch: u64,
+    /// Training tokens so far, where they are counted.
+    pub tokens: Option<u64>,
+}
+
+impl Position {
+    fn record(&self, name: String) -> CheckpointRecord {
+        let mut record = CheckpointRecord::new(name);
+        (record.batch, record.epoch) = (Some(self.batch), self.epoch);
+        if let Some(tokens) = self.tokens {
+            record.extra.set("elapsed_tokens", tokens);
+        }
+        record
+    }
+}
+
+/// Saves a run's checkpoints and keeps `checkpoints.jsonl`.
+///
+/// A save is an operation of the model's queue, so it holds exactly the steps that were submitted
+/// before it, even while later ones are under way: `checkpoints.jsonl` says where to go on, and
+/// no batch is trained twice or left out.
+#[derive(Debug)]
+pub struct Checkpoints {
+    training: TrainingClient,
+    rest: RestClient,
+    folder: RunFolder,
+    policy: SavePolicy,
+    saved_tokens: u64,
+    saved_at: Instant,
+    last: Option<CheckpointRecord>,
+    under_way: Vec<Saving>,
+    rolling: Option<String>,
+}
+
+/// A checkpoint on its way.
+#[derive(Debug)]
+struct Saving {
+    record: CheckpointRecord,
+    state: Pending<SaveWeightsResponse>,
+    sampler: Option<Pending<SaveWeightsForSamplerResponse>>,
+}
+
+impl Checkpoints {
+    /// Those of a model, written down in a folder. `tokens` is how many were trained on before.
+    pub fn new(
+        service: &ServiceClient,
+        training: &TrainingClient,
+        folder: &RunFolder,
+        policy: SavePolicy,
+        tokens: u64,
+    ) -> Self {
+        Self {
+            training: training.clone(),
+            rest: service.rest(),
+            folder: folder.clone(),
+            policy,
+            saved_tokens: tokens,
+            saved_at: Instant::now(),
+            last: None,
+            under_way: Vec::new(),
+            rolling: None,
+        }
+    }
+
+    /// What is due at this position.
+    pub fn due(&self, position: &Position) -> Due {
+        let tokens = position
+            .tokens
+            .unwrap_or(0)
+            .saturating_sub(self.saved_tokens);
+        self.policy
+            .due(position.steps, tokens, self.saved_at.elapsed())
+    }
+
+    /// Saves what is due; a periodic checkpoint is returned unless it is written in the
+    /// background.
+    ///
+    /// # Errors
+    ///
+    /// If a periodic checkpoint cannot be saved. A rolling one that fails only warns.
+    pub fn save_if_due(&mut self, position: &Position) -> Result<Option<CheckpointRecord>> {
+        match self.due(position) {
+            Due::Nothing => Ok(None),
+            Due::Periodic if self.policy.background => {
+                self.settle()?;
+                self.submit(position, Due::Periodic)?;
+                Ok(None)
+            }
+            Due::Periodic => self.save(position).map(Some),
+            Due::Rolling => {
+                self.settle()?;
+                self.submit(position, Due::Rolling)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Saves a periodic checkpoint now and waits for it. One of the same number of steps is not
+    /// saved twice.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be saved or written down.
+    pub fn save(&mut self, position: &Position) -> Result<CheckpointRecord> {
+        self.settle()?;
+        let name = format!("{:06}", position.steps);
+        match &self.last {
+            Some(last) if last.name == name && !last.is_rolling() => return Ok(last.clone()),
+            _ => {}
+        }
+        self.submit(position, Due::Periodic)?;
+        self.settle()?;
+        Ok(self.last.clone().expect("settling keeps the last record"))
+    }
+
+    /// Saves the last checkpoint, which is kept for ever, and deletes the rolling one.
+    ///
+    /// # Errors
+    ///
+    /// As [`save`](Self::save).
+    pub fn save_final(&mut self, position: &Position) -> Result<CheckpointRecord> {
+        self.settle()?;
+        let mut record = position.record("final".into());
+        record.is_final = true;
+        self.begin(record, None, true)?;
+        self.settle()?;
+        self.delete_rolling();
+        Ok(self.last.clone().expect("settling keeps the last record"))
+    }
+
+    /// Waits for what is written in the background.
+    ///
+    /// # Errors
+    ///
+    /// If a periodic checkpoint could not be saved or written down.
+    pub fn settle(&mut self) -> Result<()> {
+        for saving in std::mem::take(&mut self.under_way) {
+            let rolling = saving.record.is_rolling();
+            match saving.join() {
+                Ok(record) => self.keep(record)?,
+                Err(error) if rolling => {
+                    ::log::warn!("a rolling checkpoint was not saved: {error}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, record: CheckpointRecord) -> Result<()> {
+        self.folder.append_checkpoint(&record)?;
+        if record.is_rolling() {
+            self.delete_rolling();
+            self.rolling.clone_from(&record.state_path);
+        }
+        self.last = Some(record);
+        Ok(())
+    }
+
+    fn submit(&mut self, position: &Position, due: Due) -> Result<()> {
+        let mut record = position.record(format!("{:06}", position.steps));
+        if due == Due::Rolling {
+            record.extra.set("rolling", true);
+            return self.begin(record, Some(self.policy.rolling_ttl), false);
+        }
+        self.saved_tokens = position.tokens.unwrap_or(0);
+        self.saved_at = Instant::now();
+        self.begin(record, self.policy.ttl, true)
+    }
+
+    fn begin(
+        &mut self,
+        record: CheckpointRecord,
+        ttl: Option<Duration>,
+        sampler: bool,
+    ) -> Result<()> {
+        let mut save = Save::named(record.name.as_str());
+        save.ttl = ttl;
+        let state = self.training.save_state(save.clone())?;
+        let sampler = match sampler {
+            true => Some(self.training.save_weights_for_sampler(save)?),
+            false => None,
+        };
+        self.under_way.push(Saving {
+            record,
+            state,
+            sampler,
+        });
+        Ok(())
+    }
+
+    fn delete_rolling(&mut self) {
+        let Some(path) = self.rolling.take() else {
+            return;
+        };
+        if let Err(error) = self.rest.delete_checkpoint(path.as_str()) {
+            ::log::warn!("{path} was not deleted, and stays until it expires: {error}");
+        }
+    }
+}
+
+impl Saving {
+    fn join(mut self) -> Result<CheckpointRecord> {
+        self.record.state_path = Some(self.state.join()?.path.to_string());
+        if let Some(sampler) = self.sampler {
+            self.record.sampler_path = sampler.join()?.path.map(|path| path.to_string());
+        }
+        Ok(self.record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(policy: &SavePolicy, steps: usize, tokens: u64, seconds: u64, due: Due) {
+        let found = policy.due(steps, tokens, Duration::from_secs(seconds));
+        assert_eq!(found, due, "{steps} steps, {tokens} tokens, {seconds} s");
+    }
+
+    #[test]
+    fn what_is_due() {
+        let policy = SavePolicy::every(4).with_rolling(2).with_tokens(100);
+        check(&policy, 0, 500, 0, Due::Nothing);
+        check(&policy, 1, 0, 0, Due::Nothing);
+        check(&policy, 2, 0, 0, Due::Rolling);
+        check(&policy, 3, 100, 0, Due::Periodic);
+        check(&policy, 4, 0, 9_999_999, Due::Periodic);
+        let timed = SavePolicy::every(0).with_time(Duration::from_secs(60));
+        check(&timed, 5, 0, 59, Due::Nothing);
+        check(&timed, 5, 0, 60, Due::Periodic);
+    }
+}

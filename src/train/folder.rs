@@ -1,0 +1,401 @@
+//! The folder of a run: what is written there, and what happens if it is there already.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, Write};
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::record::CheckpointRecord;
+use super::row::Row;
+use super::timing::Timing;
+use super::{code, fault, reader};
+use crate::{Error, Result};
+
+/// What to do with a folder that already holds a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Delete what that run wrote, and nothing else, and start afresh.
+    Delete,
+    /// Go on from its last checkpoint.
+    Resume,
+    /// Refuse to start.
+    Raise,
+}
+
+impl Existing {
+    /// Asks a person: writes a question to `output`, reads answers from `input` until one is
+    /// `delete`, `resume` or `exit` (or their first letter).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the answer is `exit`, the input ends, or neither can be used.
+    pub fn ask(folder: &Path, input: &mut dyn BufRead, output: &mut dyn Write) -> Result<Self> {
+        let question = format!(
+            "{} holds a run already. Delete it, resume it, or exit? [d/r/e] ",
+            folder.display()
+        );
+        loop {
+            let mut answer = String::new();
+            let asked = output.write_all(question.as_bytes());
+            let read = asked.and_then(|()| output.flush());
+            let read = read.and_then(|()| input.read_line(&mut answer));
+            match (read, answer.trim().to_lowercase().as_str()) {
+                (Ok(1..), "d" | "delete") => return Ok(Self::Delete),
+                (Ok(1..), "r" | "resume") => return Ok(Self::Resume),
+                (Ok(1..), answer) if !matches!(answer, "e" | "exit") => {}
+                _ => return Err(in_the_way(folder)),
+            }
+        }
+    }
+}
+
+/// What a run writes at the top of its folder.
+const FILES: [&str; 11] = [
+    "config.json",
+    "metrics.jsonl",
+    "checkpoints.jsonl",
+    "timing_spans.jsonl",
+    "trace_events.jsonl",
+    "logs.log",
+    "code.diff",
+    "summary.txt",
+    "loss.svg",
+    "reward.svg",
+    "reference.json",
+];
+
+/// The folder a run is kept in: the files of the Python cookbook, so that its tools read our runs
+/// and ours read theirs ([`RunReader`](super::RunReader)).
+///
+/// | file | holds |
+/// |---|---|
+/// | `config.json` | the settings |
+/// | `metrics.jsonl` | a line per step |
+/// | `checkpoints.jsonl` | a line per saved checkpoint |
+/// | `timing_spans.jsonl` | where each step's time went |
+/// | `logs.log` | what was noted on the way; its first line is the command |
+/// | `code.diff` | the state of the program's source |
+/// | `iteration_000000/…` | summaries of rollouts, for reinforcement learning |
+/// | `summary.txt`, `loss.svg`, `reward.svg` | how it ended |
+///
+/// ```
+/// use tinker::train::{Existing, Row, RunFolder};
+///
+/// let root = tempfile::tempdir()?;
+/// let folder = RunFolder::open(root.path().join("first"), Existing::Raise)?;
+/// folder.append_metrics(&Row::new().with("step", 0usize).with("loss", 1.5))?;
+/// assert!(RunFolder::open(folder.path(), Existing::Raise).is_err());
+/// assert!(RunFolder::open(folder.path(), Existing::Resume).is_ok());
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Opens a folder for a run, making it if need be. A folder without any file of a run is as
+    /// good as new, whatever else it holds.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it holds a run and that is to be refused, or cannot be written.
+    pub fn open(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
+        Self::open_or_ask(path, |_| Ok(existing))
+    }
+
+    /// Opens a folder, and asks what to do only if it holds a run.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), and what `ask` returns.
+    pub fn open_or_ask(
+        path: impl Into<PathBuf>,
+        ask: impl FnOnce(&Path) -> Result<Existing>,
+    ) -> Result<Self> {
+        let path = path.into();
+        if FILES.iter().any(|file| path.join(file).exists()) {
+            match ask(&path)? {
+                Existing::Resume => {}
+                Existing::Raise => return Err(in_the_way(&path)),
+                Existing::Delete => delete_run(&path)?,
+            }
+        }
+        fs::create_dir_all(&path).map_err(|error| fault::file(&path, "make the folder", error))?;
+        Ok(Self { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is in it so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`RunReader::open`](super::RunReader::open).
+    pub fn read(&self) -> Result<reader::RunReader> {
+        reader::RunReader::open(&self.path)
+    }
+
+    /// Writes `config.json`, and `code.diff` beside it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a file cannot be written.
+    pub fn write_config(&self, config: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(config)
+            .map_err(|error| Error::invalid("config", error.to_string()))?;
+        self.write("config.json", &text)?;
+        self.write("code.diff", &code::state())
+    }
+
+    /// Adds a line to `metrics.jsonl`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it cannot be written.
+    pub fn append_metrics(&self, row: &Row) -> Result<()> {
+        self.append("metrics.jsonl", &row.to_line())
+    }
+
+    /// Adds a line to `checkpoints.jsonl`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it cannot be written.
+    pub fn append_checkpoint(&self, record: &CheckpointRecord) -> Result<()> {
+        self.append("checkpoints.jsonl", &record.to_row().to_line())
+    }
+
+    /// Adds a line to `timing_spans.jsonl`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it cannot be written.
+    pub fn append_timing(&self, step: usize, timing: &Timing) -> Result<()> {
+        self.append("timing_spans.jsonl", &timing.line(step).to_line())
+    }
+
+    /// Writes the summaries of an iteration's rollouts, `iteration_%06d/<label>_rollout_summaries.jsonl`.
+    /// In the label, what does not belong in a file's name becomes `_`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if they cannot be written.
+    pub fn write_rollouts(&self, iteration: usize, label: &str, rows: &[Row]) -> Result<()> {
+        let folder = format!("iteration_{iteration:06}");
+        let made = self.path.join(&folder);
+        fs::create_dir_all(&made).map_err(|error| fault::file(&made, "make the folder", error))?;
+        let lines: String = rows.iter().map(|row| row.to_line() + "\n").collect();
+        let file = format!("{folder}/{}_rollout_summaries.jsonl", safe_label(label));
+        self.write(&file, &lines)
+    }
+
+    /// Adds a line to `logs.log`, as `name:line [INFO] message`, and logs it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it cannot be written.
+    #[track_caller]
+    pub fn note(&self, message: &str) -> Result<()> {
+        ::log::info!("{message}");
+        let caller = Location::caller();
+        let name = Path::new(caller.file()).file_stem().unwrap_or_default();
+        let (name, line) = (name.to_string_lossy(), caller.line());
+        self.append("logs.log", &format!("{name}:{line} [INFO] {message}"))
+    }
+
+    /// Writes a file of the folder in whole.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if it cannot be written.
+    pub fn write(&self, file: &str, text: &str) -> Result<()> {
+        let path = self.path.join(file);
+        fs::write(&path, text).map_err(|error| fault::file(&path, "write", error))
+    }
+
+    /// Forgets what was logged at or after a step: those steps are done again. Also mends files
+    /// whose last line was cut short when the process died.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a file cannot be read or written.
+    pub fn rewind(&self, step: usize) -> Result<()> {
+        for file in ["metrics.jsonl", "timing_spans.jsonl"] {
+            let path = self.path.join(file);
+            let Ok(text) = fs::read_to_string(&path) else {
+                continue;
+            };
+            let before = |line: &&str| {
+                let row = Row::parse(line).ok();
+                row.is_some_and(|row| row.count("step").is_none_or(|at| at < step as u64))
+            };
+            let kept: String = text
+                .lines()
+                .filter(before)
+                .map(|l| l.to_owned() + "\n")
+                .collect();
+            if kept != text {
+                self.write(file, &kept)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn append(&self, file: &str, line: &str) -> Result<()> {
+        let path = self.path.join(file);
+        let opened = OpenOptions::new().create(true).append(true).open(&path);
+        // One write, so that a reader or a crash meets whole lines.
+        let written =
+            opened.and_then(|mut file: File| file.write_all(format!("{line}\n").as_bytes()));
+        written.map_err(|error| fault::file(&path, "write", error))
+    }
+}
+
+fn in_the_way(path: &Path) -> Error {
+    fault::setup(format!(
+        "{} already holds a run; resume it, delete it, or choose another folder",
+        path.display()
+    ))
+}
+
+/// Deletes a run's own files. Folders go only if nothing else is left in them.
+fn delete_run(path: &Path) -> Result<()> {
+    let remove = |file: &Path| match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(fault::file(file, "delete", error))
+        }
+        _ => Ok(()),
+    };
+    for file in FILES {
+        remove(&path.join(file))?;
+    }
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if !is_iteration(&name.to_string_lossy()) {
+            continue;
+        }
+        for inner in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+            if is_of_iteration(&inner.file_name().to_string_lossy()) {
+                remove(&inner.path())?;
+            }
+        }
+        // A folder with other files in it stays.
+        let _ = fs::remove_dir(entry.path());
+    }
+    Ok(())
+}
+
+fn is_iteration(name: &str) -> bool {
+    let number = name.strip_prefix("iteration_");
+    number.is_some_and(|number| number.len() >= 6 && number.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn is_of_iteration(name: &str) -> bool {
+    let endings = [".html", "_logtree.json", "_rollout_summaries.jsonl"];
+    name == "timing_gantt.html"
+        || (name.starts_with("train") || name.starts_with("eval_"))
+            && endings.iter().any(|ending| name.ends_with(ending))
+}
+
+fn safe_label(label: &str) -> String {
+    let kept = |c: char| match c {
+        'A'..='Z' | 'a'..='z' | '0'..='9' | '_' | '.' | '-' => c,
+        _ => '_',
+    };
+    let safe: String = label.chars().map(kept).collect();
+    match safe.trim_matches(['.', '_']) {
+        "" => "unnamed".into(),
+        safe => safe.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn deleting_leaves_what_a_run_did_not_write() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(root.path(), Existing::Raise).unwrap();
+        folder
+            .write_config(&serde_json::json!({"num_epochs": 1}))
+            .unwrap();
+        folder
+            .append_metrics(&Row::new().with("step", 0usize))
+            .unwrap();
+        folder.write_rollouts(0, "train", &[]).unwrap();
+        folder.write_rollouts(1, "eval_test", &[]).unwrap();
+        folder.write("iteration_000001/mine.txt", "").unwrap();
+        folder.write("mine.txt", "").unwrap();
+        assert!(RunFolder::open(root.path(), Existing::Raise).is_err());
+        RunFolder::open(root.path(), Existing::Delete).unwrap();
+        assert_eq!(names(root.path()), ["iteration_000001", "mine.txt"]);
+        assert_eq!(names(&root.path().join("iteration_000001")), ["mine.txt"]);
+        RunFolder::open(root.path(), Existing::Raise).unwrap();
+    }
+
+    #[test]
+    fn rewinding_keeps_each_step_once() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(root.path(), Existing::Raise).unwrap();
+        for step in 0..4usize {
+            folder
+                .append_metrics(&Row::new().with("step", step))
+                .unwrap();
+        }
+        let path = root.path().join("metrics.jsonl");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text + r#"{"step": 4, "lo"#).unwrap();
+        folder.rewind(2).unwrap();
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "{\"step\": 0}\n{\"step\": 1}\n"
+        );
+    }
+
+    #[test]
+    fn answers_of_a_person() {
+        #[track_caller]
+        fn check(typed: &str, expected: Option<Existing>) {
+            let mut output = Vec::new();
+            let answer = Existing::ask(Path::new("x"), &mut typed.as_bytes(), &mut output);
+            assert_eq!(answer.ok(), expected, "{typed:?}");
+            assert!(
+                String::from_utf8(output)
+                    .unwrap()
+                    .starts_with("x holds a run")
+            );
+        }
+        check("d\n", Some(Existing::Delete));
+        check("what?\nResume\n", Some(Existing::Resume));
+        check("exit\n", None);
+        check("", None);
+    }
+
+    #[test]
+    fn labels_are_safe_in_file_names() {
+        for (label, safe) in [
+            ("train", "train"),
+            ("a/b c", "a_b_c"),
+            ("..", "unnamed"),
+            ("_x.", "x"),
+        ] {
+            assert_eq!(safe_label(label), safe);
+        }
+    }
+}

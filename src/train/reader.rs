@@ -1,0 +1,213 @@
+//! Reading run folders, ours and the Python cookbook's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value as Json;
+
+use super::fault;
+use super::record::CheckpointRecord;
+use super::row::Row;
+use crate::Result;
+
+/// What a run is of, by its configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RunKind {
+    /// Supervised.
+    Supervised,
+    /// From preferences.
+    Dpo,
+    /// By reinforcement.
+    Rl,
+    /// Something else.
+    Other,
+}
+
+impl RunKind {
+    /// The short name: `sl`, `dpo`, `rl` or `other`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Supervised => "sl",
+            Self::Dpo => "dpo",
+            Self::Rl => "rl",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// How a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// Its last checkpoint is final.
+    Completed,
+    /// Its metrics changed in the last two minutes.
+    Running,
+    /// Neither: stopped on the way, or waiting.
+    Idle,
+}
+
+impl RunStatus {
+    /// The word for it: `completed`, `running` or `idle`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Running => "running",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// A run folder, read: ours or the Python cookbook's. Missing files are empty, and a last line
+/// that was cut short is left out.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RunReader {
+    /// Where it is.
+    pub path: PathBuf,
+    /// `config.json`; null if there is none.
+    pub config: Json,
+    /// The lines of `metrics.jsonl`.
+    pub metrics: Vec<Row>,
+    /// The lines of `checkpoints.jsonl`.
+    pub checkpoints: Vec<CheckpointRecord>,
+    changed: Option<SystemTime>,
+}
+
+impl RunReader {
+    /// Reads a folder.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`](crate::Error::Config) if it holds neither `config.json` nor `metrics.jsonl`.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        if !is_run(&path) {
+            let folder = path.display();
+            return Err(fault::setup(format!(
+                "{folder} holds no run: no config.json, no metrics.jsonl"
+            )));
+        }
+        let config = fs::read_to_string(path.join("config.json")).unwrap_or_default();
+        let records = rows(&path.join("checkpoints.jsonl"));
+        let metrics = path.join("metrics.jsonl");
+        Ok(Self {
+            config: serde_json::from_str(&config).unwrap_or_default(),
+            metrics: rows(&metrics),
+            checkpoints: records
+                .into_iter()
+                .flat_map(CheckpointRecord::from_row)
+                .collect(),
+            changed: fs::metadata(&metrics).and_then(|m| m.modified()).ok(),
+            path,
+        })
+    }
+
+    /// The runs in a folder and one level below it, by path.
+    pub fn find(root: impl AsRef<Path>) -> Vec<PathBuf> {
+        let below = |folder: &Path| -> Vec<PathBuf> {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+            paths.retain(|path| path.is_dir());
+            paths.sort();
+            paths
+        };
+        let mut found = Vec::new();
+        for path in below(root.as_ref()) {
+            if is_run(&path) {
+                found.push(path);
+            } else {
+                found.extend(below(&path).into_iter().filter(|path| is_run(path)));
+            }
+        }
+        found
+    }
+
+    /// What it is a run of.
+    pub fn kind(&self) -> RunKind {
+        let has = |key: &str| self.config.get(key).is_some();
+        match () {
+            () if has("dpo_beta") => RunKind::Dpo,
+            () if has("loss_fn") => RunKind::Rl,
+            () if has("num_epochs") => RunKind::Supervised,
+            () => RunKind::Other,
+        }
+    }
+
+    /// How it stands at this moment. The Python loops do not say in their metrics that they are
+    /// done, so a checkpoint named `final` counts as well.
+    pub fn status(&self, now: SystemTime) -> RunStatus {
+        let done = self.metrics.iter().any(|row| row.is_true("final"));
+        let saved = self
+            .checkpoints
+            .iter()
+            .any(|record| record.is_final || record.name == "final");
+        let age = self
+            .changed
+            .map(|changed| now.duration_since(changed).unwrap_or_default());
+        match age {
+            _ if done || saved => RunStatus::Completed,
+            Some(age) if age < Duration::from_secs(120) => RunStatus::Running,
+            _ => RunStatus::Idle,
+        }
+    }
+
+    /// The base model, as far as the configuration says.
+    pub fn model(&self) -> Option<&str> {
+        self.config.get("model_name")?.as_str()
+    }
+
+    /// The last checkpoint that can be gone on from.
+    pub fn last_checkpoint(&self) -> Option<&CheckpointRecord> {
+        self.checkpoints
+            .iter()
+            .rfind(|record| record.state_path.is_some())
+    }
+
+    /// A metric over the steps: `(step, value)` wherever it is a number.
+    pub fn curve(&self, name: &str) -> Vec<(f64, f64)> {
+        let point = |row: &Row| Some((row.number("step")?, row.number(name)?));
+        self.metrics.iter().filter_map(point).collect()
+    }
+
+    /// The names of all metrics that are numbers, in the order of their first appearance.
+    pub fn metric_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (name, value) in self.metrics.iter().flat_map(Row::iter) {
+            if value.as_f64().is_some() && name != "step" && !names.iter().any(|n| n == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
+    }
+
+    /// The summaries of an iteration's rollouts, by the label they were written under.
+    pub fn rollouts(&self, iteration: usize, label: &str) -> Vec<Row> {
+        let file = format!("iteration_{iteration:06}/{label}_rollout_summaries.jsonl");
+        rows(&self.path.join(file))
+    }
+}
+
+fn is_run(path: &Path) -> bool {
+    ["metrics.jsonl", "config.json"]
+        .iter()
+        .any(|file| path.join(file).exists())
+}
+
+fn rows(path: &Path) -> Vec<Row> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let mut rows = Vec::new();
+    for (index, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+    {
+        match Row::parse(line) {
+            Ok(row) => rows.push(row),
+            Err(error) => ::log::warn!("{}:{}: {error}; left out", path.display(), index + 1),
+        }
+    }
+    rows
+}

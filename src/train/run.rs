@@ -1,0 +1,198 @@
+//! A run under way: its folder, who listens, and whether it should end.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::folder::{Existing, RunFolder};
+use super::interrupt::Interrupt;
+use super::log::Logger;
+use super::record::CheckpointRecord;
+use super::row::Row;
+use super::summary::Summary;
+use super::timing::Timing;
+use crate::client::ServiceClient;
+use crate::types::FinishReason;
+use crate::{Error, Result};
+
+/// What every training loop takes: the run's folder, loggers, and a way to end early.
+///
+/// ```
+/// use tinker::train::{Existing, Run, Table};
+///
+/// # let root = tempfile::tempdir()?;
+/// # let path = root.path().join("run");
+/// let run = Run::open(path, Existing::Resume)?.with_logger(Table(std::io::stderr()));
+/// # Ok::<(), anyhow::Error>(())
+/// ```
+pub struct Run {
+    folder: RunFolder,
+    loggers: Vec<Box<dyn Logger>>,
+    interrupt: Interrupt,
+}
+
+impl Run {
+    /// A run in this folder: [`RunFolder::open`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn open(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
+        Ok(Self::from(RunFolder::open(path, existing)?))
+    }
+
+    /// Adds a logger; the folder's `metrics.jsonl` is always written.
+    #[must_use]
+    pub fn with_logger(mut self, logger: impl Logger + 'static) -> Self {
+        self.loggers.push(Box::new(logger));
+        self
+    }
+
+    /// Sets what ends the run early. Default: nothing does.
+    #[must_use]
+    pub fn with_interrupt(mut self, interrupt: Interrupt) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// Whether someone wishes to end.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.is_set()
+    }
+
+    pub(super) fn interrupt(&self) -> &Interrupt {
+        &self.interrupt
+    }
+
+    /// Notes the command and the settings; gives the checkpoint to go on from, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be written.
+    pub fn begin(&mut self, config: &impl Serialize) -> Result<Option<CheckpointRecord>> {
+        let command: Vec<String> = std::env::args().collect();
+        self.folder.note(&command.join(" "))?;
+        let last = self.folder.read().ok();
+        let last = last.and_then(|read| read.last_checkpoint().cloned());
+        self.folder.write_config(config)?;
+        let config = serde_json::to_value(config)
+            .map_err(|error| Error::invalid("config", error.to_string()))?;
+        for logger in &mut self.loggers {
+            logger.config(&config);
+        }
+        if let Some(record) = &last {
+            let path = record.state_path.as_deref().unwrap_or_default();
+            self.folder.note(&format!("Resuming from {path}"))?;
+        }
+        Ok(last)
+    }
+
+    /// Logs the metrics of a step, and where its time went.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be written.
+    pub fn log(&mut self, step: usize, metrics: &Row, timing: &Timing) -> Result<()> {
+        let mut row = Row::new().with("step", step);
+        row.merge(metrics.clone());
+        self.folder.append_timing(step, timing)?;
+        self.folder.append_metrics(&row)?;
+        for logger in &mut self.loggers {
+            logger.metrics(step, metrics);
+        }
+        Ok(())
+    }
+
+    /// Ends the run: loggers are closed, the summary and its plots written.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be written or read.
+    pub fn end(&mut self, outcome: Outcome) -> Result<Report> {
+        for logger in &mut self.loggers {
+            logger.close();
+        }
+        self.folder.note(match outcome {
+            Outcome::Completed => "Training completed",
+            Outcome::Interrupted => "Training interrupted; it can be resumed",
+        })?;
+        let summary = Summary::write(&self.folder)?;
+        let checkpoint = self.folder.read()?.last_checkpoint().cloned();
+        Ok(Report {
+            outcome,
+            summary,
+            checkpoint,
+        })
+    }
+}
+
+impl From<RunFolder> for Run {
+    fn from(folder: RunFolder) -> Self {
+        Self {
+            folder,
+            loggers: Vec::new(),
+            interrupt: Interrupt::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("folder", &self.folder)
+            .field("loggers", &self.loggers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a loop came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every step was done.
+    Completed,
+    /// Someone wished to end; the run can be resumed.
+    Interrupted,
+}
+
+/// What a loop returns: how it ended, and what came of it. Its `Display` is the summary.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Report {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The figures.
+    pub summary: Summary,
+    /// The last checkpoint that can be gone on from.
+    pub checkpoint: Option<CheckpointRecord>,
+}
+
+impl Report {
+    /// Closes the service client, which tells the service how the run ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`ServiceClient::close_as`].
+    pub fn close(&self, service: &ServiceClient) -> Result<()> {
+        let reason = match self.outcome {
+            Outcome::Completed => FinishReason::Success,
+            Outcome::Interrupted => FinishReason::Interrupted,
+        };
+        service.close_as(reason, None)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.summary.fmt(f)?;
+        match self.outcome {
+            Outcome::Completed => Ok(()),
+            Outcome::Interrupted => f.write_str("\ninterrupted; run it again to go on"),
+        }
+    }
+}

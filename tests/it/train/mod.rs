@@ -1,0 +1,5 @@
+//! The training toolkit.
+
+mod folders;
+mod golden;
+mod resume;
