@@ -47,7 +47,8 @@ fn after(text: &str, word: &str) -> f64 {
     let (_, rest) = text
         .split_once(word)
         .unwrap_or_else(|| panic!("no {word:?} in {text}"));
-    rest.split_whitespace().next().unwrap().parse().unwrap()
+    let number = rest.split_whitespace().next().unwrap();
+    number.trim_end_matches(',').parse().unwrap()
 }
 
 fn loadgen(server: &LocalServer, args: &[&str]) -> Command {
@@ -73,6 +74,154 @@ fn quickstart_learns_and_saves() {
     let before: f64 = loss.split_whitespace().next().unwrap().parse().unwrap();
     assert!(after(loss, "before,") < before, "{text}");
     assert!(text.contains("saved as tinker://"), "{text}");
+}
+
+/// The two numbers of `first -> last` after a word.
+#[track_caller]
+fn change(text: &str, word: &str) -> (f64, f64) {
+    (
+        after(text, word),
+        after(text.split_once(word).unwrap().1, "->"),
+    )
+}
+
+fn folder() -> (tempfile::TempDir, String) {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("run").display().to_string();
+    (root, path)
+}
+
+#[test]
+fn sft_jsonl_halves_its_loss_and_resumes() {
+    let (_root, path) = folder();
+    let text = succeed(example("sft_jsonl").args([&path, "18"]));
+    let (first, last) = change(&text, "test/nll");
+    assert!(last < first / 2.0, "{text}");
+    let plot = std::fs::read_to_string(format!("{path}/loss.svg")).unwrap();
+    assert!(plot.contains("test/nll"));
+    let text = succeed(example("sft_jsonl").args([&path, "24"]));
+    assert!(
+        text.contains("24 steps"),
+        "it goes on from where it was: {text}"
+    );
+    let metrics = std::fs::read_to_string(format!("{path}/metrics.jsonl")).unwrap();
+    assert_eq!(metrics.lines().count(), 24, "each step once");
+}
+
+#[test]
+fn rl_arithmetic_raises_its_reward() {
+    let (_root, path) = folder();
+    let text = succeed(example("rl_arithmetic").args([&path, "12"]));
+    let (first, last) = change(&text, "env/all/reward/total");
+    assert!(last > first, "{text}");
+}
+
+#[test]
+fn dpo_learns_to_prefer() {
+    let (_root, path) = folder();
+    let text = succeed(example("dpo").args([&path, "8"]));
+    let (first, last) = change(&text, "dpo_loss");
+    assert!(first > 0.69 && last < first / 2.0, "{text}");
+}
+
+#[test]
+fn distill_comes_closer_to_its_teacher() {
+    let (_root, path) = folder();
+    let text = succeed(example("distill").args([&path, "6"]));
+    let (_, line) = text.split_once("distance from the teacher: ").unwrap();
+    let before: f64 = line.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(after(line, "before,") < before, "{text}");
+}
+
+#[test]
+fn custom_loss_stops_where_it_is_told_to() {
+    let text = succeed(example("custom_loss").arg("60"));
+    let reached = after(&text, "log probability of the answer:");
+    assert!((reached + 0.5).abs() < 0.1, "{text}");
+}
+
+#[test]
+fn batch_sampling_answers_every_prompt() {
+    let text = succeed(example("batch_sampling").arg("40"));
+    assert!(
+        text.contains("40 answers,") && text.contains(" 0 failed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn resume_equals_one_go() {
+    let (_root, path) = folder();
+    let text = succeed(example("resume").arg(&path));
+    assert!(after(&text, "largest difference:") <= 1e-5, "{text}");
+}
+
+#[test]
+fn chat_answers_each_line() {
+    use std::io::Write;
+    use std::process::Stdio;
+
+    let mut command = example("chat");
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"hello\nand again\n\n")
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.ends_with("2 turns\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn logprobs_agree_with_themselves() {
+    let text = succeed(&mut example("logprobs"));
+    let sum = after(&text, "log probability");
+    assert!((sum - after(&text, "asked again")).abs() < 1e-3, "{text}");
+    assert!(after(&text, "perplexity") > 1.0, "{text}");
+}
+
+#[test]
+fn checkpoints_are_saved_listed_and_downloaded() {
+    let (_root, path) = folder();
+    let text = succeed(example("checkpoints").arg(&path));
+    assert!(
+        text.contains("/weights/step-1") && text.contains("/sampler_weights/step-1"),
+        "{text}"
+    );
+    assert!(
+        after(&text, "downloaded") > 0.0 && text.ends_with("1 checkpoint left\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn many_models_all_learn() {
+    let text = succeed(example("many_models").args(["3", "6"]));
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("->")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    for line in lines {
+        let (first, last) = change(line, "loss");
+        assert!(last < first, "{line}");
+    }
+}
+
+#[test]
+fn faults_are_mended_or_named() {
+    let text = succeed(&mut example("faults"));
+    assert!(
+        text.contains("mended:") && text.contains("too long"),
+        "{text}"
+    );
+    assert!(text.ends_with("the next step went through\n"), "{text}");
 }
 
 #[test]
