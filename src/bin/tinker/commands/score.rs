@@ -40,7 +40,7 @@ impl Logprobs {
         let ids = voice.tokenizer.encode(&self.text)?;
         let logprobs = voice
             .sampler
-            .compute_logprobs(&ModelInput::from_ints(ids.clone()))?;
+            .compute_logprobs(ModelInput::from_ints(ids.clone()))?;
         let scored = ids
             .iter()
             .zip(logprobs.iter())
