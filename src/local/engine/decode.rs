@@ -1,5 +1,7 @@
 //! Going on from remembered keys and values: prompts piece by piece, samples token by token.
 
+use rayon::prelude::*;
+
 use super::attention::{self, Heads};
 use super::config::Config;
 use super::gemm::{dots, weighted_sum};
@@ -11,6 +13,9 @@ use super::scratch::Scratch;
 
 /// The widest head this engine runs.
 pub(crate) const MAX_HEAD: usize = 512;
+
+/// From this many remembered numbers on, sequences look back on several threads.
+const PARALLEL_FROM: usize = 1 << 18;
 
 /// Keys and values of every layer, one row per position.
 #[derive(Debug, Default)]
@@ -109,16 +114,37 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
     let mut x = pass::embed(net.weights, &tokens, scratch);
     for (layer, kind) in config.layers.iter().enumerate() {
         step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
-            let mut scores = scratch.take(0);
-            let new = k.chunks_exact(kv_width).zip(v.chunks_exact(kv_width));
-            let heads = q.chunks_exact(q_width).zip(out.chunks_exact_mut(q_width));
-            for ((one, (k, v)), (q, out)) in sequences.iter_mut().zip(new).zip(heads) {
+            let remembered = |one: &Newest<'_>| one.prompt.rows + one.own.rows;
+            let remembered: usize = sequences.iter().map(remembered).sum();
+            let add_and_look = |scores: &mut Vec<f32>,
+                                one: &mut Newest<'_>,
+                                [q, k, v]: [&[f32]; 3],
+                                out: &mut [f32]| {
                 let own = &mut one.own.layers[layer];
                 own.push(k, v);
                 let past = [&one.prompt.layers[layer], own];
-                look_back(config, kind.window, q, past, &mut scores, out);
+                look_back(config, kind.window, q, past, scores, out);
+            };
+            if remembered * q_width < PARALLEL_FROM {
+                let mut scores = scratch.take(0);
+                let new = k.chunks_exact(kv_width).zip(v.chunks_exact(kv_width));
+                let heads = q.chunks_exact(q_width).zip(out.chunks_exact_mut(q_width));
+                for ((one, (k, v)), (q, out)) in sequences.iter_mut().zip(new).zip(heads) {
+                    add_and_look(&mut scores, one, [q, k, v], out);
+                }
+                scratch.give(scores);
+                return;
             }
-            scratch.give(scores);
+            let new = k
+                .par_chunks_exact(kv_width)
+                .zip(v.par_chunks_exact(kv_width));
+            let heads = q
+                .par_chunks_exact(q_width)
+                .zip(out.par_chunks_exact_mut(q_width));
+            let all = sequences.par_iter_mut().zip(new).zip(heads);
+            all.for_each_init(Vec::new, |scores, ((one, (k, v)), (q, out))| {
+                add_and_look(scores, one, [q, k, v], out);
+            });
         });
     }
     for one in sequences.iter_mut() {

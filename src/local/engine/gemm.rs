@@ -129,13 +129,54 @@ pub(crate) fn dots(
     #[cfg(target_arch = "x86_64")]
     if wide::available() {
         // SAFETY: the processor has AVX2 and FMA, as was just asked.
-        return unsafe { wide::dots(x, inputs, w, w_stride, out, out_stride) };
+        return unsafe { wide::single::dots(x, inputs, w, w_stride, out, out_stride) };
     }
     for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
         for (w, out) in w.chunks(w_stride).zip(out) {
             *out = dot(x, &w[..inputs]);
         }
     }
+}
+
+/// As [`dots`], for weights in bf16, which are widened in registers: for one row the time goes
+/// into fetching them.
+///
+/// The result is, to the last bit, that of widening first.
+///
+/// # Panics
+///
+/// If a row reaches beyond its slice.
+pub(crate) fn dots_bf16(
+    x: &[f32],
+    inputs: usize,
+    w: &[u16],
+    w_stride: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    assert!(
+        w_stride >= inputs && inputs > 0,
+        "rows of the right matrix overlap"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if wide::available() {
+        // SAFETY: the processor has AVX2 and FMA, as was just asked.
+        return unsafe { wide::half::dots(x, inputs, w, w_stride, out, out_stride) };
+    }
+    let mut row = vec![0.0; inputs];
+    for (index, w) in w.chunks(w_stride).enumerate() {
+        for (row, w) in row.iter_mut().zip(w) {
+            *row = bf16(*w);
+        }
+        for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
+            out[index] = dot(x, &row);
+        }
+    }
+}
+
+/// A number in bf16: the upper half of an `f32`.
+fn bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// `out = Σ weights[i] * rows[i]`, where row `i` starts at `i * stride`.
@@ -188,101 +229,114 @@ mod wide {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
     }
 
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn dots(
-        mut x: &[f32],
-        inputs: usize,
-        w: &[f32],
-        w_stride: usize,
-        mut out: &mut [f32],
-        out_stride: usize,
-    ) {
-        while !x.is_empty() {
-            let left = x.len() / inputs;
-            let rows = if left >= 4 { 4 } else { left.min(2) };
-            let (now, later) = x.split_at(rows * inputs);
-            match rows {
-                4 => columns::<4, 2>(now, inputs, w, w_stride, out, out_stride),
-                2 => columns::<2, 4>(now, inputs, w, w_stride, out, out_stride),
-                _ => columns::<1, 8>(now, inputs, w, w_stride, out, out_stride),
-            }
-            x = later;
-            out = out.get_mut(rows * out_stride..).unwrap_or_default();
-        }
-    }
+    /// The products of one kind of weight; only how it is loaded differs.
+    macro_rules! kernel {
+        ($name:ident, $weight:ty, $load:path, $number:expr) => {
+            pub(super) mod $name {
+                use super::*;
 
-    /// `ROWS` rows of `x` against all of `w`, `COLS` at a time.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn columns<const ROWS: usize, const COLS: usize>(
-        x: &[f32],
-        inputs: usize,
-        w: &[f32],
-        w_stride: usize,
-        out: &mut [f32],
-        out_stride: usize,
-    ) {
-        let x = std::array::from_fn(|row| &x[row * inputs..(row + 1) * inputs]);
-        let count = w.len().div_ceil(w_stride);
-        let mut done = 0;
-        while done + COLS <= count {
-            tile::<ROWS, COLS>(
-                x,
-                &w[done * w_stride..],
-                w_stride,
-                &mut out[done..],
-                out_stride,
-            );
-            done += COLS;
-        }
-        while done < count {
-            tile::<ROWS, 1>(
-                x,
-                &w[done * w_stride..],
-                w_stride,
-                &mut out[done..],
-                out_stride,
-            );
-            done += 1;
-        }
-    }
+                #[target_feature(enable = "avx2,fma")]
+                pub(in super::super) fn dots(
+                    mut x: &[f32],
+                    inputs: usize,
+                    w: &[$weight],
+                    w_stride: usize,
+                    mut out: &mut [f32],
+                    out_stride: usize,
+                ) {
+                    while !x.is_empty() {
+                        let left = x.len() / inputs;
+                        let rows = if left >= 4 { 4 } else { left.min(2) };
+                        let (now, later) = x.split_at(rows * inputs);
+                        match rows {
+                            4 => columns::<4, 2>(now, inputs, w, w_stride, out, out_stride),
+                            2 => columns::<2, 4>(now, inputs, w, w_stride, out, out_stride),
+                            _ => columns::<1, 8>(now, inputs, w, w_stride, out, out_stride),
+                        }
+                        x = later;
+                        out = out.get_mut(rows * out_stride..).unwrap_or_default();
+                    }
+                }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn tile<const ROWS: usize, const COLS: usize>(
-        x: [&[f32]; ROWS],
-        w: &[f32],
-        w_stride: usize,
-        out: &mut [f32],
-        out_stride: usize,
-    ) {
-        let inputs = x[0].len();
-        let whole = inputs / LANES;
-        let w: [&[f32]; COLS] =
-            std::array::from_fn(|col| &w[col * w_stride..col * w_stride + inputs]);
-        let x_lanes = x.map(|x| &x.as_chunks::<LANES>().0[..whole]);
-        let w_lanes = w.map(|w| &w.as_chunks::<LANES>().0[..whole]);
-        let mut sums = [[_mm256_setzero_ps(); COLS]; ROWS];
-        for index in 0..whole {
-            let mut w = [_mm256_setzero_ps(); COLS];
-            for (w, lanes) in w.iter_mut().zip(&w_lanes) {
-                *w = load(&lanes[index]);
-            }
-            for (sums, lanes) in sums.iter_mut().zip(&x_lanes) {
-                let x = load(&lanes[index]);
-                for (sum, w) in sums.iter_mut().zip(w) {
-                    *sum = _mm256_fmadd_ps(x, w, *sum);
+                /// `ROWS` rows of `x` against all of `w`, `COLS` at a time.
+                #[inline]
+                #[target_feature(enable = "avx2,fma")]
+                fn columns<const ROWS: usize, const COLS: usize>(
+                    x: &[f32],
+                    inputs: usize,
+                    w: &[$weight],
+                    w_stride: usize,
+                    out: &mut [f32],
+                    out_stride: usize,
+                ) {
+                    let x = std::array::from_fn(|row| &x[row * inputs..(row + 1) * inputs]);
+                    let count = w.len().div_ceil(w_stride);
+                    let mut done = 0;
+                    while done + COLS <= count {
+                        tile::<ROWS, COLS>(
+                            x,
+                            &w[done * w_stride..],
+                            w_stride,
+                            &mut out[done..],
+                            out_stride,
+                        );
+                        done += COLS;
+                    }
+                    while done < count {
+                        tile::<ROWS, 1>(
+                            x,
+                            &w[done * w_stride..],
+                            w_stride,
+                            &mut out[done..],
+                            out_stride,
+                        );
+                        done += 1;
+                    }
+                }
+
+                #[inline]
+                #[target_feature(enable = "avx2,fma")]
+                fn tile<const ROWS: usize, const COLS: usize>(
+                    x: [&[f32]; ROWS],
+                    w: &[$weight],
+                    w_stride: usize,
+                    out: &mut [f32],
+                    out_stride: usize,
+                ) {
+                    let inputs = x[0].len();
+                    let whole = inputs / LANES;
+                    let w: [&[$weight]; COLS] =
+                        std::array::from_fn(|col| &w[col * w_stride..col * w_stride + inputs]);
+                    let x_lanes = x.map(|x| &x.as_chunks::<LANES>().0[..whole]);
+                    let w_lanes = w.map(|w| &w.as_chunks::<LANES>().0[..whole]);
+                    let mut sums = [[_mm256_setzero_ps(); COLS]; ROWS];
+                    for index in 0..whole {
+                        let mut w = [_mm256_setzero_ps(); COLS];
+                        for (w, lanes) in w.iter_mut().zip(&w_lanes) {
+                            *w = $load(&lanes[index]);
+                        }
+                        for (sums, lanes) in sums.iter_mut().zip(&x_lanes) {
+                            let x = load(&lanes[index]);
+                            for (sum, w) in sums.iter_mut().zip(w) {
+                                *sum = _mm256_fmadd_ps(x, w, *sum);
+                            }
+                        }
+                    }
+                    for (row, (x, sums)) in x.into_iter().zip(sums).enumerate() {
+                        for (col, (w, sum)) in w.into_iter().zip(sums).enumerate() {
+                            let tail = x[whole * LANES..].iter().zip(&w[whole * LANES..]);
+                            let sum = tail
+                                .fold(add_lanes(sum), |sum, (x, w)| x.mul_add($number(*w), sum));
+                            out[row * out_stride + col] = sum;
+                        }
+                    }
                 }
             }
-        }
-        for (row, (x, sums)) in x.into_iter().zip(sums).enumerate() {
-            for (col, (w, sum)) in w.into_iter().zip(sums).enumerate() {
-                let tail = x[whole * LANES..].iter().zip(&w[whole * LANES..]);
-                let sum = tail.fold(add_lanes(sum), |sum, (x, w)| x.mul_add(*w, sum));
-                out[row * out_stride + col] = sum;
-            }
-        }
+        };
     }
+
+    kernel!(single, f32, load, |w: f32| w);
+    kernel!(half, u16, load_bf16, super::super::bf16);
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn weighted_sum(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
@@ -318,6 +372,14 @@ mod wide {
     fn load(lanes: &[f32; LANES]) -> __m256 {
         // SAFETY: the pointer comes from an array of exactly eight numbers.
         unsafe { _mm256_loadu_ps(lanes.as_ptr()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn load_bf16(lanes: &[u16; LANES]) -> __m256 {
+        // SAFETY: the pointer comes from an array of exactly eight numbers.
+        let bits = unsafe { _mm_loadu_si128(lanes.as_ptr().cast()) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
     }
 
     #[inline]
@@ -381,6 +443,11 @@ mod tests {
                 outputs,
             );
             assert_eq!(few, general);
+
+            let halves: Vec<u16> = w.iter().map(|w| (w.to_bits() >> 16) as u16).collect();
+            let mut fused = vec![0.0; n * outputs];
+            dots_bf16(&x, inputs, &halves, inputs, &mut fused, outputs);
+            assert_eq!(fused, few, "small whole numbers are the same in bf16");
 
             let mut summed = vec![0.0; inputs];
             weighted_sum(&few[..outputs], &w, inputs, &mut summed);

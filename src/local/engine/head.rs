@@ -1,15 +1,16 @@
 //! The head: from hidden states to log-probabilities, some rows at a time.
 //!
 //! A long sequence's logits over a large vocabulary would take gigabytes at once, so they exist
-//! only for as many rows as fit in a few megabytes.
+//! only for as many rows as fit in a few dozen megabytes.
 
 use super::model::Net;
 use super::ops::{log_sum_exp, rms_norm, rms_norm_back};
 use super::pass::Gradients;
 use super::scratch::Scratch;
 
-/// Logits held at a time.
-const CHUNK: usize = 4 << 20;
+/// Logits held at a time: enough rows that fetching the head's weights does not cost more than
+/// the products.
+const CHUNK: usize = 16 << 20;
 
 /// Calls `each` with every chosen row's number (counting from 0 in `rows`) and its logits.
 pub(crate) fn for_rows(

@@ -51,14 +51,17 @@ impl Linear<'_> {
         if let Some(lora) = self.lora {
             let (inputs, outputs) = (self.weight.cols(), self.weight.rows());
             let hidden = lora.hidden(x, n, inputs);
-            product(
-                lora.scale,
-                View::new(&hidden, n, lora.rank),
-                View::new(lora.b, outputs, lora.rank).transposed(),
-                1.0,
-                y,
-                outputs,
-            );
+            let b = View::new(lora.b, outputs, lora.rank).transposed();
+            by_rows(&hidden, lora.rank, outputs, y, |hidden, rows, y| {
+                product(
+                    lora.scale,
+                    View::new(hidden, rows, lora.rank),
+                    b,
+                    1.0,
+                    y,
+                    outputs,
+                );
+            });
         }
     }
 
@@ -99,7 +102,16 @@ impl Linear<'_> {
         let hidden_gradient = self.lora.map(|lora| {
             let mut out = vec![0.0; n * lora.rank];
             let b = View::new(lora.b, outputs, lora.rank);
-            product(lora.scale, dy_view, b, 0.0, &mut out, lora.rank);
+            by_rows(dy, outputs, lora.rank, &mut out, |dy, rows, out| {
+                product(
+                    lora.scale,
+                    View::new(dy, rows, outputs),
+                    b,
+                    0.0,
+                    out,
+                    lora.rank,
+                );
+            });
             out
         });
         match (slot, self.lora, &hidden_gradient) {
@@ -110,15 +122,15 @@ impl Linear<'_> {
                 let rank = lora.rank;
                 let hidden = lora.hidden(x, n, inputs);
                 let hidden = View::new(&hidden, n, rank);
-                product(lora.scale, dy_view.transposed(), hidden, 1.0, b, rank);
-                product(
-                    1.0,
-                    View::new(dh, n, rank).transposed(),
-                    x_view,
-                    1.0,
-                    a,
-                    inputs,
-                );
+                // Each task has some rows of the gradient, which are columns of what came back.
+                by_columns(b, rank, n * outputs, |first, rows, b| {
+                    let dy = View::strided(&dy[first..], n, rows, outputs).transposed();
+                    product(lora.scale, dy, hidden, 1.0, b, rank);
+                });
+                by_columns(a, inputs, n * inputs, |first, rows, a| {
+                    let dh = View::strided(&dh[first..], n, rows, rank).transposed();
+                    product(1.0, dh, x_view, 1.0, a, inputs);
+                });
             }
             _ => {}
         }
@@ -126,7 +138,9 @@ impl Linear<'_> {
             multiply_back(dy, n, self.weight, dx);
             if let (Some(lora), Some(dh)) = (self.lora, &hidden_gradient) {
                 let a = View::new(lora.a, lora.rank, inputs);
-                product(1.0, View::new(dh, n, lora.rank), a, 1.0, dx, inputs);
+                by_rows(dh, lora.rank, inputs, dx, |dh, rows, dx| {
+                    product(1.0, View::new(dh, rows, lora.rank), a, 1.0, dx, inputs);
+                });
             }
         }
     }
@@ -137,7 +151,15 @@ impl Lora<'_> {
     fn hidden(&self, x: &[f32], n: usize, inputs: usize) -> Vec<f32> {
         let mut out = vec![0.0; n * self.rank];
         let a = View::new(self.a, self.rank, inputs).transposed();
-        product(1.0, View::new(x, n, inputs), a, 0.0, &mut out, self.rank);
+        by_rows(
+            &x[..n * inputs],
+            inputs,
+            self.rank,
+            &mut out,
+            |x, rows, out| {
+                product(1.0, View::new(x, rows, inputs), a, 0.0, out, self.rank);
+            },
+        );
         out
     }
 }
@@ -160,6 +182,46 @@ impl Slot {
             _ => {}
         }
     }
+}
+
+/// Rows that one task of a spread low-rank product handles.
+const ROWS: usize = 64;
+
+/// Runs `work` over some rows of both sides at a time: those of `x`, how many, those of `y`.
+fn by_rows(
+    x: &[f32],
+    x_width: usize,
+    y_width: usize,
+    y: &mut [f32],
+    work: impl Fn(&[f32], usize, &mut [f32]) + Sync,
+) {
+    let n = x.len() / x_width;
+    if n * x_width.max(y_width) < PARALLEL_FROM {
+        return work(x, n, y);
+    }
+    x.par_chunks(ROWS * x_width)
+        .zip(y.par_chunks_mut(ROWS * y_width))
+        .for_each(|(x, y)| work(x, x.len() / x_width, y));
+}
+
+/// Runs `work` over some rows of a gradient at a time: the first, how many, and they themselves.
+fn by_columns(
+    gradient: &mut [f32],
+    width: usize,
+    size: usize,
+    work: impl Fn(usize, usize, &mut [f32]) + Sync,
+) {
+    let rows = gradient.len() / width;
+    if size < PARALLEL_FROM {
+        return work(0, rows, gradient);
+    }
+    let some = rows
+        .div_ceil(rayon::current_num_threads())
+        .next_multiple_of(8);
+    gradient
+        .par_chunks_mut(some * width)
+        .enumerate()
+        .for_each(|(index, gradient)| work(index * some, gradient.len() / width, gradient));
 }
 
 /// `mine += theirs`.
@@ -225,21 +287,15 @@ fn multiply_few(x: &[f32], n: usize, w: &Matrix, y: &mut [f32]) {
     if let (Some(data), true) = (w.as_f32(), w.len() < PARALLEL_FROM) {
         return dots(&x[..n * inputs], inputs, data, inputs, y, outputs);
     }
-    let mut columns = vec![0.0; outputs * n];
-    columns.par_chunks_mut(PANEL * n).enumerate().for_each_init(
-        || vec![0.0; inputs],
+    let mut panels = vec![0.0; n * outputs.next_multiple_of(PANEL)];
+    panels.par_chunks_mut(n * PANEL).enumerate().for_each_init(
+        Vec::new,
         |scratch, (index, out)| {
-            for (offset, out) in out.chunks_exact_mut(n).enumerate() {
-                w.read_row(index * PANEL + offset, scratch);
-                dots(&x[..n * inputs], inputs, scratch, inputs, out, 1);
-            }
+            let rows = index * PANEL..outputs.min((index + 1) * PANEL);
+            w.dots(&x[..n * inputs], rows, out, PANEL, scratch);
         },
     );
-    for (row, y) in y.chunks_exact_mut(outputs).take(n).enumerate() {
-        for (y, column) in y.iter_mut().zip(columns.chunks_exact(n)) {
-            *y = column[row];
-        }
-    }
+    gather(&panels, n, outputs, y, |y, value| *y = value);
 }
 
 /// A dense block of weights, borrowed where the storage allows and widened otherwise.

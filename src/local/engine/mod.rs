@@ -40,6 +40,7 @@ mod lora;
 mod loss;
 mod mapping;
 mod matrix;
+mod memory;
 #[cfg(test)]
 mod milestones;
 mod model;

@@ -1,8 +1,29 @@
 //! The element-wise parts of a decoder: norms, rotary positions, activations, softmax.
 
+use rayon::prelude::*;
+
 use super::family::Activation;
 use super::gemm::dot;
 use super::rope::Rotary;
+
+/// From this many numbers on, rows are spread over threads.
+const PARALLEL_FROM: usize = 1 << 17;
+
+/// Numbers that one task handles.
+const PIECE: usize = 1 << 15;
+
+/// Runs `work` over pieces of both slices, cut alike and at whole rows of `width`.
+///
+/// Each row is worked on alone, so the cut does not show in the result.
+fn by_rows(width: usize, from: &[f32], to: &mut [f32], work: impl Fn(&[f32], &mut [f32]) + Sync) {
+    if to.len() < PARALLEL_FROM || rayon::current_num_threads() == 1 {
+        return work(from, to);
+    }
+    let piece = PIECE.next_multiple_of(width);
+    from.par_chunks(piece)
+        .zip(to.par_chunks_mut(piece))
+        .for_each(|(from, to)| work(from, to));
+}
 
 /// `eˣ` within two units of the last place, written so that loops over it vectorise.
 pub(crate) fn exp(x: f32) -> f32 {
@@ -33,13 +54,33 @@ impl Activation {
 
     /// `activation(gate) * up`, into `out`.
     pub(crate) fn gate(self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = self.apply(*gate) * up;
+        let pieces = gate.par_chunks(PIECE).zip(up.par_chunks(PIECE));
+        let work = |gate: &[f32], up: &[f32], out: &mut [f32]| {
+            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                *out = self.apply(*gate) * up;
+            }
+        };
+        if out.len() < PARALLEL_FROM {
+            return work(gate, up, out);
         }
+        pieces
+            .zip(out.par_chunks_mut(PIECE))
+            .for_each(|((gate, up), out)| work(gate, up, out));
     }
 
     /// Turns the gradient of [`gate`](Self::gate), in `dgate`, into those of gate and up.
     pub(crate) fn gate_back(self, gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
+        if dgate.len() < PARALLEL_FROM {
+            return self.gate_back_piece(gate, up, dgate, dup);
+        }
+        let forward = gate.par_chunks(PIECE).zip(up.par_chunks(PIECE));
+        let back = dgate.par_chunks_mut(PIECE).zip(dup.par_chunks_mut(PIECE));
+        forward
+            .zip(back)
+            .for_each(|((gate, up), (dgate, dup))| self.gate_back_piece(gate, up, dgate, dup));
+    }
+
+    fn gate_back_piece(self, gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
         let rows = gate.iter().zip(up).zip(dgate).zip(dup);
         for (((gate, up), dgate), dup) in rows {
             let (value, slope) = match self {
@@ -72,16 +113,36 @@ fn gelu_tanh(x: f32) -> f32 {
 /// Root-mean-square normalisation of rows as wide as `weight`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
-    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        let scale = inverse_rms(x, eps);
-        for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-            *out = x * scale * weight;
+    by_rows(width, x, out, |x, out| {
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            let scale = inverse_rms(x, eps);
+            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                *out = x * scale * weight;
+            }
         }
-    }
+    });
 }
 
 /// Adds the gradient of [`rms_norm`] to `dx` and, if wanted, the weight's to `dweight`.
 pub(crate) fn rms_norm_back(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+    dweight: Option<&mut [f32]>,
+) {
+    if dweight.is_some() || dx.len() < PARALLEL_FROM {
+        return rms_norm_back_piece(x, weight, eps, dy, dx, dweight);
+    }
+    let piece = PIECE.next_multiple_of(weight.len());
+    x.par_chunks(piece)
+        .zip(dy.par_chunks(piece))
+        .zip(dx.par_chunks_mut(piece))
+        .for_each(|((x, dy), dx)| rms_norm_back_piece(x, weight, eps, dy, dx, None));
+}
+
+fn rms_norm_back_piece(
     x: &[f32],
     weight: &[f32],
     eps: f32,

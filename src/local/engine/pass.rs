@@ -120,7 +120,11 @@ impl Saved {
     /// Numbers kept per row of a layer, to decide whether keeping them is affordable.
     pub(crate) fn per_row(config: &Config) -> usize {
         let after = if config.family.after_norms { 2 } else { 0 };
-        (4 + after) * config.width + 3 * config.q_width() + 3 * config.kv_width() + 2 * config.mlp
+        let raw = usize::from(config.family.head_norms);
+        (4 + after) * config.width
+            + (2 + raw) * config.q_width()
+            + (2 + raw) * config.kv_width()
+            + 2 * config.mlp
     }
 }
 
@@ -239,11 +243,17 @@ impl LayerPass<'_> {
         let raw_q = linear(Projection::Q, &attention_in, scratch);
         let raw_k = linear(Projection::K, &attention_in, scratch);
         let v = linear(Projection::V, &attention_in, scratch);
-        let (mut q, mut k) = (scratch.copy(&raw_q), scratch.copy(&raw_k));
-        if let Some(norms) = &weights.head_norms {
-            rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
-            rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
-        }
+        // What comes before a norm is kept for its gradient; without one there is nothing to keep.
+        let (raw_q, mut q, raw_k, mut k) = match &weights.head_norms {
+            None => (Vec::new(), raw_q, Vec::new(), raw_k),
+            Some(norms) => {
+                let mut q = scratch.take(raw_q.len());
+                let mut k = scratch.take(raw_k.len());
+                rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
+                rms_norm(&raw_k, &norms.k, config.norm_eps, &mut k);
+                (raw_q, q, raw_k, k)
+            }
+        };
         if let Some(rotation) = packed.rotations.of(kind) {
             rotation.apply(&mut q, config.heads, dim);
             rotation.apply(&mut k, config.kv_heads, dim);

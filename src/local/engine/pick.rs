@@ -51,16 +51,37 @@ impl Picker {
         if k >= candidates.len() && self.top_p >= 1.0 {
             return;
         }
-        candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        candidates.truncate(k);
-        let total = total(candidates);
-        let mut sum = 0.0;
-        let enough = candidates.iter().position(|(_, weight)| {
-            sum += f64::from(*weight);
-            sum >= self.top_p * total
-        });
-        if let (Some(index), true) = (enough, self.top_p < 1.0) {
-            candidates.truncate(index + 1);
+        let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k, better);
+            candidates.truncate(k);
+        }
+        if self.top_p >= 1.0 {
+            // Which ones are left decides, not their order; but draws walk along them.
+            candidates.sort_unstable_by(better);
+            return;
+        }
+        let enough = self.top_p * total(candidates);
+        let (mut sum, mut sorted) = (0.0, 0);
+        // The likeliest few mostly suffice, so only as many are sorted as are needed.
+        let mut step = 64;
+        while sorted < candidates.len() {
+            let rest = &mut candidates[sorted..];
+            let count = step.min(rest.len());
+            if count < rest.len() {
+                rest.select_nth_unstable_by(count, better);
+            }
+            rest[..count].sort_unstable_by(better);
+            for (index, (_, weight)) in rest[..count].iter().enumerate() {
+                sum += f64::from(*weight);
+                if sum >= enough {
+                    let kept = sorted + index + 1;
+                    candidates.truncate(kept);
+                    return;
+                }
+            }
+            sorted += count;
+            step *= 4;
         }
     }
 }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::head::{self, Targets};
 use super::lora::{Adapter, LoraSpec};
 use super::loss::{Loss, Terms};
+use super::memory;
 use super::model::{Base, Net, Weights};
 use super::optim::{AdamParams, AdamState, StepMetrics};
 use super::pass::{self, Gradients, LayerPass, Packed, Saved};
@@ -186,9 +187,6 @@ fn check_datum(base: &Base, datum: &Datum, loss: &Loss) -> Result<()> {
 /// Rows packed together, at most (a longer sequence travels alone).
 const GROUP_ROWS: usize = 512;
 
-/// Numbers kept between forward and backward, at most; beyond, layers are computed again.
-const KEEP_ACTIVATIONS: usize = 32 << 20;
-
 /// Runs all data in groups spread over the pool, and adds up in group order: the result does
 /// not depend on the number of threads.
 pub(super) fn run(
@@ -199,10 +197,10 @@ pub(super) fn run(
     fresh: Option<&(dyn Fn() -> Gradients + Sync)>,
 ) -> (LossOutput, Option<Gradients>) {
     let groups = group(data, net.is_unmerged());
-    let wave = if net.is_unmerged() {
-        base.threads()
-    } else {
-        4 * base.threads()
+    // A large model's passes are spread over threads themselves, and take memory.
+    let wave = match net.is_unmerged() {
+        true => 1,
+        false => 4 * base.threads(),
     };
     let mut output = LossOutput::default();
     let mut total: Option<Gradients> = None;
@@ -267,7 +265,8 @@ fn pass(
     let config = &net.weights.config;
     let packed = Packed::new(net.weights, group.iter().map(|datum| &datum.tokens[..]));
     let layers = config.layers.len();
-    let keep = packed.rows() * layers * Saved::per_row(config) <= KEEP_ACTIVATIONS;
+    // Beyond that layers are computed again on the way back; the numbers are the same.
+    let keep = packed.rows() * layers * Saved::per_row(config) <= memory::activations();
     let at = |layer| LayerPass {
         net,
         layer,

@@ -36,6 +36,9 @@ const MEMORY: usize = 1 << 30;
 /// Sequences that one thread decodes together: their rows share the weights it has at hand.
 const TOGETHER: usize = 16;
 
+/// From this many logits on, tokens are drawn on several threads.
+const ACCEPT_TOGETHER: usize = 1 << 17;
+
 /// Whoever waits for a request's samples. Called on the engine's threads: be quick.
 ///
 /// One that is dropped unfinished has failed.
@@ -334,10 +337,21 @@ impl Task<'_, '_> {
                 let mut newest: Vec<Newest<'_>> =
                     sequences.iter_mut().map(Growing::newest).collect();
                 let logits = decode::grow(net, &mut newest, scratch);
-                let rows = logits.chunks_exact(net.weights.config.vocab);
-                let mut candidates = Candidates::new();
-                for (one, logits) in sequences.iter_mut().zip(rows) {
-                    one.accept(logits, &mut candidates);
+                let vocab = net.weights.config.vocab;
+                // A token is drawn from the whole vocabulary: with a large one that is work.
+                match vocab * sequences.len() < ACCEPT_TOGETHER {
+                    true => {
+                        let mut candidates = Candidates::new();
+                        for (one, logits) in sequences.iter_mut().zip(logits.chunks_exact(vocab)) {
+                            one.accept(logits, &mut candidates);
+                        }
+                    }
+                    false => sequences
+                        .par_iter_mut()
+                        .zip(logits.par_chunks_exact(vocab))
+                        .for_each_init(Candidates::new, |candidates, (one, logits)| {
+                            one.accept(logits, candidates);
+                        }),
                 }
                 scratch.give(logits);
             }

@@ -23,7 +23,7 @@ const LARGE: &str = r#"{"model_type": "qwen3", "vocab_size": 151936, "hidden_siz
     "max_position_embeddings": 40960}"#;
 
 /// Large enough to be run the way large models are: in bf16, with the adapter kept apart.
-const SMALL: &str = r#"{"model_type": "qwen3", "vocab_size": 32768, "hidden_size": 256,
+pub(super) const SMALL: &str = r#"{"model_type": "qwen3", "vocab_size": 32768, "hidden_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "intermediate_size": 256, "rope_theta": 1000000, "tie_word_embeddings": true,
     "max_position_embeddings": 40960}"#;
@@ -83,7 +83,7 @@ fn peak_memory() -> usize {
 }
 
 /// Writes a folder with random weights in bf16.
-fn write_model(folder: &Path, json: &str) {
+pub(super) fn write_model(folder: &Path, json: &str) {
     std::fs::write(folder.join("config.json"), json).unwrap();
     let config = Config::parse(json.as_bytes()).unwrap();
     let mut shapes = vec![(

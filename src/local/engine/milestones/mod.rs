@@ -7,6 +7,7 @@ mod export;
 mod large;
 mod pig_latin;
 mod rewards;
+mod shapes;
 mod speed;
 
 /// Whether the long forms are wanted.

@@ -66,7 +66,7 @@ fn grow(base: &Base, adapter: &Arc<Adapter>, requests: usize, samples: usize) ->
 /// Does `work`, which must give so many tokens, and in the long form repeats it for some seconds
 /// and prints its tokens per second: by the clock, and per second of processor time, which a busy
 /// machine does not distort.
-fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) {
+pub(super) fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) {
     assert_eq!(work(), expected);
     if !long() {
         return;

@@ -1,0 +1,75 @@
+//! Tokens per second at the shapes of real models, whose weights stay in bf16 in their file.
+//!
+//! `benches/real_shapes.py` compares them with PyTorch's, in turns.
+
+use std::sync::Arc;
+
+use super::large::{SMALL, write_model};
+use super::long;
+use super::speed::measure;
+use crate::local::engine::batch::sample_all;
+use crate::local::engine::lora::{Adapter, LoraSpec};
+use crate::local::engine::loss::Loss;
+use crate::local::engine::model::Base;
+use crate::local::engine::optim::AdamParams;
+use crate::local::engine::pretrain::tasks;
+use crate::local::engine::rng::Rng;
+use crate::local::engine::sample::SampleRequest;
+use crate::local::engine::train::{Datum, Trainer};
+
+/// SmolLM2-135M.
+const SMOLLM2: &str = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    "intermediate_size": 1536, "rope_theta": 100000, "tie_word_embeddings": true,
+    "max_position_embeddings": 8192}"#;
+
+#[test]
+fn shapes() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path(), if long() { SMOLLM2 } else { SMALL });
+    let base = Base::load(folder.path(), 2).unwrap();
+    let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
+    let mut rng = Rng::new(1);
+    let mut tokens = |count: usize| -> Vec<u32> {
+        (0..count)
+            .map(|_| rng.below(base.config().vocab) as u32)
+            .collect()
+    };
+    let scale = if long() { 1 } else { 16 };
+    for (sequences, length) in [(8, 128 / scale), (1, 512 / scale)] {
+        let data: Vec<Datum> = (0..sequences)
+            .map(|_| {
+                let tokens = tokens(length + 1);
+                tasks::datum(&tokens[..1], &tokens[1..], 0.0)
+            })
+            .collect();
+        let name = format!("training {sequences} x {length}");
+        measure(&name, sequences * length, || {
+            let output = trainer.forward_backward(&data, &Loss::CrossEntropy);
+            trainer.optim_step(&AdamParams::default()).unwrap();
+            let data = output.unwrap().data;
+            data.iter().map(|datum| datum.logprobs.len()).sum()
+        });
+    }
+    let adapter = trainer.adapter();
+    let prompt = tokens(512 / scale);
+    let read = prompt.len();
+    measure("prefill", read, || {
+        grow(&base, &adapter, SampleRequest::new(prompt.clone(), 1), 1) - 1 + read
+    });
+    for samples in [1, 16, 64] {
+        let length = 32 / scale;
+        let request = SampleRequest::new(tokens(16), length);
+        measure(&format!("decode {samples}"), samples * length, || {
+            grow(&base, &adapter, request.clone(), samples)
+        });
+    }
+}
+
+/// Samples, and counts the tokens.
+fn grow(base: &Base, adapter: &Arc<Adapter>, mut request: SampleRequest, samples: usize) -> usize {
+    request.num_samples = samples;
+    let outputs = sample_all(base, Some(adapter), &[request]);
+    let sequences = outputs.iter().flat_map(|output| &output.sequences);
+    sequences.map(|sequence| sequence.tokens.len()).sum()
+}
