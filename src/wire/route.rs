@@ -243,7 +243,8 @@ pub(crate) const CREATE_MODEL: Route = Route::post("create_model", Pool::Train)
 pub(crate) const GET_INFO: Route = Route::post("get_info", Pool::Train);
 /// Only servers of the JSON era have it; later ones take `forward_only` requests.
 pub(crate) const FORWARD: Route = Route::post("forward", Pool::Train);
-pub(crate) const FORWARD_BACKWARD: Route = Route::post("forward_backward", Pool::Train);
+pub(crate) const FORWARD_BACKWARD: Route =
+    Route::post("forward_backward", Pool::Train).result_of("ForwardBackward");
 pub(crate) const OPTIM_STEP: Route = Route::post("optim_step", Pool::Train).result_of("OptimStep");
 pub(crate) const SAVE_WEIGHTS: Route = Route::post("save_weights", Pool::Train)
     .result_of("SaveWeights")

@@ -10,6 +10,7 @@
 
 mod differences;
 mod dispatch;
+mod effect;
 mod futures;
 mod poller;
 mod retry;
