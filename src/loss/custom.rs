@@ -122,16 +122,38 @@ where
     }
 }
 
-/// Our own errors pass through; any other becomes the source of an internal one.
+/// Our own errors pass through; any other is told in its own words.
 fn from_callback(error: anyhow::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,
-        Err(error) => Error::Internal(Box::new(Context {
-            message: "the loss function failed".into(),
+        Err(error) => Error::Callback(Box::new(Context {
+            message: format!("the loss: {error:#}"),
             source: Some(Arc::from(error.into_boxed_dyn_error())),
             ..Context::default()
         })),
     }
+}
+
+/// Refuses a loss or a gradient that is no number, before it becomes a weight.
+///
+/// # Errors
+///
+/// [`Error::Callback`] naming which it is.
+pub(crate) fn check_finite(value: &LossValue) -> Result<()> {
+    let refuse = |what: String, found: f64| {
+        let message = format!("{what} is {found}; a loss and its gradients must be finite");
+        Err(Error::Callback(Context::new(message)))
+    };
+    if !value.loss.is_finite() {
+        return refuse("the custom loss".into(), value.loss);
+    }
+    for (index, gradient) in value.gradients.iter().enumerate() {
+        if let Some(place) = gradient.iter().position(|slope| !slope.is_finite()) {
+            let what = format!("the gradient of the custom loss at data[{index}], token {place},");
+            return refuse(what, gradient[place].into());
+        }
+    }
+    Ok(())
 }
 
 fn check_gradients(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
@@ -190,12 +212,22 @@ mod tests {
     #[test]
     fn the_callers_error_survives() {
         let error = evaluate(Err(std::io::Error::other("disk").into())).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "internal error: the loss function failed"
-        );
+        assert_eq!(error.to_string(), "your function failed: the loss: disk");
         assert_eq!(error.source().unwrap().to_string(), "disk");
         let error = evaluate(Err(Error::invalid("beta", "too large").into())).unwrap_err();
         assert_eq!(error.to_string(), "invalid beta: too large");
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_is_reported_as_that() {
+        let check = |loss: f64, slope: f32| {
+            let value = LossValue::new(loss, vec![vec![0.0], vec![0.0, slope]]);
+            check_finite(&value).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(1.0, 0.5), Ok(()));
+        let error = check(f64::NAN, 0.5).unwrap_err();
+        assert!(error.contains("the custom loss is NaN"), "{error}");
+        let error = check(1.0, f32::INFINITY).unwrap_err();
+        assert!(error.contains("data[1], token 1, is inf"), "{error}");
     }
 }

@@ -48,6 +48,7 @@ mod objective;
 mod program;
 mod surrogate;
 
+pub(crate) use custom::check_finite;
 pub use custom::{CustomLoss, FromFn, LossValue, from_fn};
 pub use expr::{Expr, input, logprobs};
 pub use graph::LossGraph;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::custom::LossValue;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::types::{Datum, TensorData};
 
 /// The data of the forward pass: target tokens, and weights as given or zeros.
@@ -56,9 +56,10 @@ pub(crate) fn backward_data(
 ///
 /// If the service did not report `loss:sum`.
 pub(crate) fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) -> Result<()> {
-    let surrogate = metrics
-        .remove("loss:sum")
-        .ok_or_else(|| Error::invalid("metrics", "lack loss:sum, which every step reports"))?;
+    let surrogate = metrics.remove("loss:sum").ok_or_else(|| {
+        let message = "the service reports no loss:sum, which every step does";
+        Error::Reply(Context::new(message))
+    })?;
     metrics.extend(value.metrics);
     metrics.insert("loss:sum".into(), value.loss);
     metrics.insert("surrogate_loss:sum".into(), surrogate);

@@ -44,6 +44,7 @@ impl TrainingClient {
             .map(|index| shaped_logprobs(&forward, data, index))
             .collect::<Result<Vec<_>>>()?;
         let value = loss.evaluate(data, &logprobs)?;
+        loss::check_finite(&value)?;
         let data = loss::backward_data(data, &logprobs, &value.gradients)?;
         let pending = self.forward_backward(&data, LossFn::CrossEntropy)?;
         Ok(pending.and_then(|mut output| {
