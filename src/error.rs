@@ -416,6 +416,15 @@ impl Error {
         self
     }
 
+    /// The same of a reply: what the service sent is never the caller's argument.
+    #[must_use]
+    pub(crate) fn into_reply(self) -> Self {
+        match self {
+            Self::Invalid(_) => Self::Reply(Context::new(self.to_string())),
+            other => other,
+        }
+    }
+
     /// Says whether the request took effect.
     #[must_use]
     pub(crate) fn with_effect(mut self, effect: Effect) -> Self {

@@ -72,13 +72,13 @@ impl ForwardBackwardOutput {
     /// Records are joined in order. Metrics are folded by the last part of their name: `mean`
     /// weighted by the number of records, `sum`, `min`, `max`, `slack` (the maximum less the
     /// mean), `hash2` (a sum of 64 wrapping bits) and `unique` (every value, the later ones
-    /// under a numbered name). Names come from the first result; one that a later result lacks,
-    /// or that ends in an unknown word, is dropped.
+    /// under a numbered name); a name without exactly one `:` counts as `unique`. Names come from
+    /// the first result; one that a later result lacks, or that ends in an unknown word, is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// If a name does not have exactly one `:`, a mean has no records to weigh it, or a hash is
-    /// not a number.
+    /// If a mean has no records to weigh it, or a hash is not a number.
     ///
     /// ```
     /// use tinker::types::ForwardBackwardOutput;
@@ -112,11 +112,10 @@ impl ForwardBackwardOutput {
 
     fn fold_metric(&mut self, name: &str, parts: &[Self]) -> Result<()> {
         let mut words = name.split(':');
-        let (Some(_), Some(reduction), None) = (words.next(), words.next(), words.next()) else {
-            return Err(Error::invalid(
-                format!("metrics[{name:?}]"),
-                "the name must have one `:` before the way it is folded, as in `loss:sum`",
-            ));
+        let reduction = match (words.next(), words.next(), words.next()) {
+            (Some(_), Some(reduction), None) => reduction,
+            // A name that says nothing about folding costs nobody a result.
+            _ => "unique",
         };
         let values: Option<Vec<f64>> = parts
             .iter()

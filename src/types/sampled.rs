@@ -11,6 +11,7 @@ use super::{SequenceId, TensorData, Tokens};
 use crate::{Error, Result};
 
 /// Why a sequence ended.
+#[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StopReason {
@@ -18,14 +19,18 @@ pub enum StopReason {
     Stop,
     /// The most tokens that were asked for.
     Length,
+    /// A reason this version does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 impl StopReason {
-    /// The service's spelling: `stop` or `length`.
+    /// The service's spelling: `stop` or `length`; `unknown` for any other.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::Unknown => "unknown",
         }
     }
 }

@@ -190,6 +190,17 @@ pub(crate) fn decode_sample(
     Ok(response)
 }
 
+/// Puts back the place of the prompt's first token where a server left it out, in whichever
+/// dialect it answered: there is one entry less than the prompt has tokens.
+pub(crate) fn align_prompt(response: &mut SampleResponse, tokens: usize) {
+    let missing = |count: Option<usize>| count.is_some_and(|count| count + 1 == tokens);
+    let logprobs = response.prompt_logprobs.as_ref().map(PromptLogprobs::len);
+    let topk = response.topk_prompt_logprobs.as_ref();
+    if missing(logprobs) || missing(topk.map(TopkLogprobs::len)) {
+        add_first_position(response);
+    }
+}
+
 /// Some servers leave out the prompt's first token, which never has a log-probability: put its
 /// place back, so that entries line up with tokens.
 fn add_first_position(response: &mut SampleResponse) {
@@ -251,6 +262,18 @@ mod tests {
         check("[]", None);
         check("[null,-1.0]", Some(&[None, Some(-1.0)]));
         check("[-1.0,-2.0]", Some(&[None, Some(-1.0), Some(-2.0)]));
+    }
+
+    #[test]
+    fn a_prompt_of_known_length_lines_up_in_any_dialect() {
+        let logprobs = |tokens| {
+            let mut response = SampleResponse::default();
+            response.prompt_logprobs = Some(vec![-1.0, -2.0].into());
+            align_prompt(&mut response, tokens);
+            response.prompt_logprobs.unwrap().iter().collect::<Vec<_>>()
+        };
+        assert_eq!(logprobs(3), [None, Some(-1.0), Some(-2.0)]);
+        assert_eq!(logprobs(2), [Some(-1.0), Some(-2.0)]);
     }
 
     #[test]

@@ -198,12 +198,19 @@ pub(crate) enum Completion {
     Failed {
         request_id: String,
     },
+    /// In a way this version does not know: asking for the result will tell.
+    #[serde(untagged)]
+    Other {
+        request_id: String,
+    },
 }
 
 impl Completion {
     pub(crate) fn request_id(&self) -> &str {
         match self {
-            Self::Finished { request_id, .. } | Self::Failed { request_id } => request_id,
+            Self::Finished { request_id, .. }
+            | Self::Failed { request_id }
+            | Self::Other { request_id } => request_id,
         }
     }
 
@@ -214,7 +221,7 @@ impl Completion {
                 response_payload_uncompressed_size: size,
                 ..
             } => *size,
-            Self::Failed { .. } => None,
+            Self::Failed { .. } | Self::Other { .. } => None,
         }
     }
 }

@@ -46,12 +46,8 @@ fn decode_sequence(message: &proto::SampledSequence) -> Result<SampledSequence> 
     let stop_reason = match proto::StopReason::try_from(message.stop_reason) {
         Ok(proto::StopReason::Stop) => StopReason::Stop,
         Ok(proto::StopReason::Length) => StopReason::Length,
-        Err(_) => {
-            return Err(Error::Reply(Context::new(format!(
-                "stop_reason: unknown value {}",
-                message.stop_reason
-            ))));
-        }
+        // Newer services may know more.
+        Err(_) => StopReason::Unknown,
     };
     let tokens: Vec<i32> = le::read("tokens", &message.tokens)?;
     let mut sequence = SampledSequence::new(stop_reason, tokens);
@@ -144,7 +140,7 @@ impl Body for SequenceBody<'_> {
         let sequence = self.0;
         let stop_reason = match sequence.stop_reason {
             StopReason::Stop => proto::StopReason::Stop,
-            StopReason::Length => proto::StopReason::Length,
+            StopReason::Length | StopReason::Unknown => proto::StopReason::Length,
         };
         sink.integer(1, stop_reason as i64);
         sink.numbers(2, sequence.tokens.as_slice());

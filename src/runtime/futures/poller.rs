@@ -13,7 +13,7 @@ use crate::runtime::threads::Background;
 use crate::sync::lock;
 use crate::transport::retry::{Meaning, error_from_response, wish};
 use crate::transport::{Body, Request, Response};
-use crate::wire::reply::{Completion, CompletionsReply, decode_json};
+use crate::wire::reply::{CompletionsReply, decode_json};
 use crate::wire::request::{FuturesTarget, RetrieveFuturesRequest, to_json};
 use crate::wire::route::RETRIEVE_FUTURES;
 
@@ -297,10 +297,7 @@ impl Shared {
         }
         for completion in &reply.completions {
             let id = completion.request_id();
-            let size = match completion {
-                Completion::Finished { .. } => completion.payload_size().unwrap_or(0),
-                Completion::Failed { .. } => 0,
-            };
+            let size = completion.payload_size().unwrap_or(UNKNOWN_SIZE);
             match state.waiting.remove(id) {
                 Some(waiter) => woken.push((waiter, size)),
                 None => drop(state.early.insert(id.to_owned(), size)),

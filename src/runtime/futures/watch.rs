@@ -68,6 +68,8 @@ pub(crate) struct Watch<T> {
     started: Instant,
     crew: Crew,
     give_up: Box<dyn Fn() -> Option<Error> + Send>,
+    /// Whether the request is submitted again after a failure that may pass.
+    repeated: bool,
 }
 
 impl<T: Send + 'static> Watch<T> {
@@ -93,6 +95,7 @@ impl<T: Send + 'static> Watch<T> {
             announced: None,
             started: Instant::now(),
             give_up: Box::new(|| None),
+            repeated: false,
         }
     }
 
@@ -115,6 +118,12 @@ impl<T: Send + 'static> Watch<T> {
     /// Waits on threads of this crew instead of the session's.
     pub(crate) fn on(mut self, crew: Crew) -> Self {
         self.crew = crew;
+        self
+    }
+
+    /// Says that a failure that may pass is not the end of it, so nobody is told of one.
+    pub(crate) fn repeated(mut self, repeated: bool) -> Self {
+        self.repeated = repeated;
         self
     }
 
@@ -203,7 +212,8 @@ impl<T: Send + 'static> Watch<T> {
     }
 
     fn report(&self, error: &Error) {
-        if matches!(error, Error::Closed(_) | Error::Cancelled(_)) {
+        let passing = self.repeated && error.is_retryable();
+        if passing || matches!(error, Error::Closed(_) | Error::Cancelled(_)) {
             return;
         }
         self.results.failed(&Failure {
@@ -297,11 +307,10 @@ impl<T: Send + 'static> Watch<T> {
 
     /// What is wrong with a result is the reply's fault, not an argument's.
     fn damaged(&self, error: Error) -> Error {
-        let error = match error {
-            Error::Invalid(_) => Error::Reply(Context::new(error.to_string())),
-            other => other,
-        };
-        self.results.link.transport().redact_error(error)
+        self.results
+            .link
+            .transport()
+            .redact_error(error.into_reply())
     }
 
     fn pending(&self, note: Option<RetrieveReply>, clears: bool) -> Answer {

@@ -13,7 +13,7 @@ use crate::runtime::pending::{Promise, Status};
 use crate::transport::retry::{Backoff, Meaning, error_from_response, wish};
 use crate::transport::{Body, Request, Response};
 use crate::types::{ModelInput, SampleOptions, SampleResponse};
-use crate::wire::dialect::decode_sample;
+use crate::wire::dialect::{align_prompt, decode_sample};
 use crate::wire::reply::{FutureReply, decode_json};
 use crate::wire::request::{AsampleRequest, to_json_sized};
 use crate::wire::route::ASAMPLE;
@@ -189,6 +189,7 @@ impl Job {
         poller: Option<Poller>,
     ) -> Watch<SampleResponse> {
         let room = self.sampler.room.clone();
+        let repeated = self.settings.retries;
         let crew = match poller {
             None => room.couriers.clone(),
             Some(_) => room.fetchers.clone(),
@@ -199,8 +200,13 @@ impl Job {
             binary: true,
             roundtrip: Duration::ZERO,
         };
+        let tokens = self.prompt.length().ok();
         let decode = move |content_type: Option<&str>, body| {
-            decode_sample(content_type, body, sequences.as_deref())
+            let mut response = decode_sample(content_type, body, sequences.as_deref())?;
+            if let Some(tokens) = tokens {
+                align_prompt(&mut response, tokens);
+            }
+            Ok(response)
         };
         let (status, sampler) = (self.status.clone(), self.sampler.clone());
         let done = move |outcome| {
@@ -217,6 +223,7 @@ impl Job {
             done,
         )
         .bearing(Some(room.results.patience()))
+        .repeated(repeated)
         .giving_up(move || sampler.stuck())
         .on(crew)
     }

@@ -118,7 +118,11 @@ impl Queue {
             gather: Gather::Whole(promise),
             gate: gate.clone(),
         });
-        Ok((operation, pending.and_then(ForwardBackwardOutput::combine)))
+        Ok((
+            operation,
+            pending
+                .and_then(|parts| ForwardBackwardOutput::combine(parts).map_err(Error::into_reply)),
+        ))
     }
 
     fn prepare_optim(

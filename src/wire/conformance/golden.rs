@@ -339,6 +339,12 @@ fn protobuf_results_are_decoded_as_recorded() {
     for case in list(&golden["rejected"]) {
         let bytes = unhex(text(case, "hex"));
         let error = match text(case, "case") {
+            // On purpose: a reason that a newer service gives costs nobody a sample.
+            "unknown stop_reason" => {
+                let response = decode_sample(PROTOBUF, bytes, None).unwrap();
+                assert_eq!(response.sequences[0].stop_reason, StopReason::Unknown);
+                continue;
+            }
             "dtype unspecified" => decode_forward_backward(PROTOBUF, bytes).unwrap_err(),
             _ => decode_sample(PROTOBUF, bytes, None).unwrap_err(),
         };
@@ -395,6 +401,11 @@ fn json_answers_are_understood_as_recorded() {
         );
     }
     for case in list(&golden["rejected"]) {
+        // On purpose: a state that a newer service has says at least that the request has ended.
+        if case["input"]["completions"][0]["state"] == "odd" {
+            answer(text(case, "type"), &case["input"]).unwrap();
+            continue;
+        }
         let error = answer(text(case, "type"), &case["input"]).unwrap_err();
         assert!(matches!(error, Error::Reply(_)), "{case}: {error}");
     }
