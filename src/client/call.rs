@@ -27,7 +27,7 @@ use crate::wire::route::{API_PREFIX, Method, Pool};
 /// # Ok(()) }
 /// ```
 #[doc(alias = "RequestOptions")]
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RawCall {
     method: Method,
     path: String,
@@ -37,6 +37,22 @@ pub struct RawCall {
     timeout: Timeout,
     retries: bool,
     prefix: &'static str,
+}
+
+/// `Debug` shows no header's or parameter's value: some are secrets.
+impl fmt::Debug for RawCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |pairs: &[(String, String)]| -> Vec<String> {
+            pairs.iter().map(|(name, _)| name.clone()).collect()
+        };
+        f.debug_struct("RawCall")
+            .field("method", &self.method)
+            .field("path", &self.path)
+            .field("query", &names(&self.query))
+            .field("headers", &names(&self.headers))
+            .field("body", &self.body)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a [`RawCall`] sends.

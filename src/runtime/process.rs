@@ -10,6 +10,12 @@ impl Process {
         Self(std::process::id())
     }
 
+    /// A process that this one is not.
+    #[cfg(test)]
+    pub(crate) fn other() -> Self {
+        Self(0)
+    }
+
     /// Whether this code runs in that process.
     pub(crate) fn is_this(self) -> bool {
         self == Self::current()

@@ -33,6 +33,8 @@ mod names;
 mod python;
 /// What the Python SDK can be asked for.
 mod reach;
+/// A server that is restarted in the middle of a run.
+mod recovery;
 /// Threads, memory and sockets, counted in child processes.
 mod resources;
 /// Runs, checkpoints, sessions and accounts.

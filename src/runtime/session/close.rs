@@ -84,3 +84,48 @@ impl Drop for Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::runtime::clock::Clock;
+    use crate::runtime::process::Process;
+    use crate::runtime::session::host::Host;
+    use crate::scripted::{Reply, Server};
+
+    /// What a forked child holds: the same session, of another process.
+    #[test]
+    fn a_child_that_drops_its_copy_leaves_the_parents_session_alone() {
+        let server = Server::start();
+        for route in [
+            "client/config",
+            "client/dynamic_config",
+            "sessions/S1/finish",
+        ] {
+            server.always("POST", route, Reply::json(&json!({})));
+        }
+        let opened = Reply::json(&json!({"session_id": "S1"}));
+        server.always("POST", "create_session", opened);
+        let config = Config::default()
+            .with_base_url(server.url())
+            .with_api_key("tml-mine")
+            .with_telemetry(false);
+        let host = Host::new(config, Clock::Real).unwrap();
+        let session = host.session().unwrap();
+        drop(Session {
+            core: session.core.clone(),
+            counters: Arc::clone(&session.counters),
+            is_owner: true,
+            process: Process::other(),
+        });
+        assert_eq!(server.requests_to("sessions/S1/finish").len(), 0);
+        session.check_open().unwrap();
+        drop((session, host));
+        assert_eq!(server.requests_to("sessions/S1/finish").len(), 1);
+    }
+}

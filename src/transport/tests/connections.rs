@@ -196,7 +196,7 @@ fn an_explicit_proxy_carries_everything() {
 }
 
 #[test]
-fn a_proxy_that_declines_is_a_failed_connection() {
+fn a_proxy_that_wants_credentials_is_not_asked_again() {
     let server = Server::start();
     server.otherwise(|_| Reply::status(407));
     let config = Config::default()
@@ -207,6 +207,8 @@ fn a_proxy_that_declines_is_a_failed_connection() {
         .exchange(&post("x"))
         .unwrap_err();
     assert_eq!(fault.kind, FaultKind::ProxyAuth);
+    assert!(!fault.meaning().is_passing());
+    assert!(fault.to_string().contains("407"), "{fault}");
 }
 
 #[test]
@@ -225,4 +227,91 @@ fn without_a_proxy_the_environment_is_ignored() {
             .exchange(&post("x"))
             .is_ok()
     );
+}
+
+/// A SOCKS5 proxy without credentials, for one connection to the port it is asked for.
+fn socks_proxy() -> (String, thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("socks5://{}", listener.local_addr().unwrap());
+    let proxy = thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut greeting = [0; 2];
+        client.read_exact(&mut greeting).unwrap();
+        client.read_exact(&mut vec![0; greeting[1].into()]).unwrap();
+        client.write_all(&[5, 0]).unwrap();
+        let mut wanted = [0; 4];
+        client.read_exact(&mut wanted).unwrap();
+        let length = match wanted[3] {
+            1 => 4,
+            3 => {
+                let mut length = [0];
+                client.read_exact(&mut length).unwrap();
+                length[0].into()
+            }
+            other => panic!("address type {other}"),
+        };
+        client.read_exact(&mut vec![0; length]).unwrap();
+        let mut port = [0; 2];
+        client.read_exact(&mut port).unwrap();
+        let target = ("127.0.0.1", u16::from_be_bytes(port));
+        let mut server = std::net::TcpStream::connect(target).unwrap();
+        client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+        let (mut upward, mut onward) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        let up = thread::spawn(move || {
+            let _ = std::io::copy(&mut upward, &mut onward);
+            let _ = onward.shutdown(std::net::Shutdown::Both);
+        });
+        let _ = std::io::copy(&mut server, &mut client);
+        let _ = client.shutdown(std::net::Shutdown::Both);
+        up.join().unwrap();
+    });
+    (url, proxy)
+}
+
+#[test]
+fn a_socks_proxy_is_used() {
+    let server = Server::start();
+    server.always("POST", "x", hello());
+    let (url, proxy) = socks_proxy();
+    let config = config(&server).with_proxy(url);
+    let transport = Transport::new(&config).unwrap();
+    assert_eq!(transport.exchange(&post("x")).unwrap().status(), 200);
+    drop(transport);
+    proxy.join().unwrap();
+}
+
+/// A server may answer before it has read a large body, and close.
+#[test]
+fn an_answer_that_comes_before_the_body_was_read_is_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let base_url = format!("http://{}", listener.local_addr().unwrap());
+    let server = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            socket.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let reply = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+        socket.write_all(reply).unwrap();
+        // Closing with the body unread resets the connection.
+    });
+    let transport = Transport::new(&Config::default().with_base_url(base_url)).unwrap();
+    let large = vec![b' '; 64 << 20];
+    let answer = transport.exchange(&post("x").with_body(Body::Json(&large)));
+    assert_eq!(answer.unwrap().status(), 413);
+    server.join().unwrap();
+}
+
+#[test]
+fn limits_of_any_length_are_taken() {
+    let server = Server::start();
+    server.always("POST", "x", hello());
+    let config = config(&server)
+        .with_read_timeout(Duration::MAX)
+        .with_connect_timeout(Duration::MAX);
+    let transport = Transport::new(&config).unwrap();
+    let request = post("x").with_read_timeout(Duration::MAX);
+    assert!(transport.exchange(&request).is_ok());
 }

@@ -16,6 +16,31 @@ fn labels_never_show_a_signed_url() {
     assert!(!shown.contains("hunter2"), "{shown}");
 }
 
+#[test]
+fn whatever_was_configured_as_a_secret_is_hidden_for_ever() {
+    let config = Config::default()
+        .with_base_url("http://127.0.0.1:1")
+        .with_header("X-Extra", "header-value")
+        .with_proxy("http://user:proxy-password@127.0.0.1:2")
+        .with_cloudflare_access("cloudflare-id", "cloudflare-secret");
+    let transport = Transport::new(&config).unwrap();
+    // Tokens come and go.
+    for index in 0..40 {
+        transport.remember(&Secret::from(format!("token-{index}")));
+    }
+    let text = "header-value proxy-password cloudflare-secret token-39";
+    assert_eq!(transport.redact(text), "*** *** *** ***");
+    let source = std::io::Error::other("got cloudflare-secret");
+    let mut context = crate::error::Context::caused("bad header-value", source);
+    context.body = Some(json!({"echo": ["token-39"]}));
+    let error = transport.redact_error(Error::Status(context));
+    let shown = format!("{error} {error:?}");
+    for secret in text.split(' ') {
+        assert!(!shown.contains(secret), "{shown}");
+    }
+    assert!(shown.contains("got ***"), "{shown}");
+}
+
 /// Set in the process of its own in which a test prints what it logs.
 const CHILD: &str = "TINKER_TEST_LOGGING";
 

@@ -18,20 +18,9 @@ const KEY: &[u8] = include_bytes!("../../../tests/fixtures/tls/server.key");
 fn serve_once() -> (u16, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let certificate = CertificateDer::from_pem_slice(CERTIFICATE).unwrap();
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![certificate],
-            PrivateKeyDer::from_pem_slice(KEY).unwrap(),
-        )
-        .unwrap();
     let server = thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let connection = ServerConnection::new(Arc::new(config)).unwrap();
+        let connection = ServerConnection::new(server_config()).unwrap();
         let mut stream = StreamOwned::new(connection, stream);
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -91,4 +80,113 @@ fn an_exchange_fits_into_a_small_stack() {
     let call = call.spawn(move || transport.exchange(&get("x")).unwrap().status());
     assert_eq!(call.unwrap().join().unwrap(), 200);
     server.join().unwrap();
+}
+
+fn server_config() -> Arc<ServerConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let certificate = CertificateDer::from_pem_slice(CERTIFICATE).unwrap();
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![certificate],
+            PrivateKeyDer::from_pem_slice(KEY).unwrap(),
+        )
+        .unwrap();
+    Arc::new(config)
+}
+
+/// Answers one request on a connection and closes it; whether its handshake was resumed.
+fn answer(config: &Arc<ServerConfig>, socket: std::net::TcpStream) -> bool {
+    let connection = ServerConnection::new(config.clone()).unwrap();
+    let mut stream = StreamOwned::new(connection, socket);
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let resumed = stream.conn.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
+    let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+    stream.write_all(reply).unwrap();
+    stream.flush().unwrap();
+    stream.conn.send_close_notify();
+    let _ = stream.flush();
+    resumed
+}
+
+/// One TLS configuration serves all pools of a client, so all but the first handshake are short.
+#[test]
+fn later_handshakes_are_resumed() {
+    const CONNECTIONS: usize = 12;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = thread::spawn(move || {
+        let config = server_config();
+        let accepted = listener.incoming().take(CONNECTIONS);
+        accepted
+            .map(|socket| answer(&config, socket.unwrap()))
+            .collect::<Vec<bool>>()
+    });
+    let config = Config::default()
+        .with_base_url(format!("https://localhost:{port}"))
+        .with_root_certificates(AUTHORITY);
+    let transport = Transport::new(&config).unwrap();
+    for index in 0..CONNECTIONS {
+        // Two pools in turn.
+        let request = match index % 2 {
+            0 => get("x"),
+            _ => post("x"),
+        };
+        assert_eq!(transport.exchange(&request).unwrap().status(), 200);
+    }
+    let resumed = server.join().unwrap();
+    let mut expected = vec![true; CONNECTIONS];
+    expected[0] = false;
+    assert_eq!(resumed, expected);
+}
+
+/// A handshake that fails is final only while the service has never answered.
+#[test]
+fn a_broken_handshake_of_a_known_service_is_an_outage() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = thread::spawn(move || {
+        let config = server_config();
+        let mut sockets = listener.incoming().map(Result::unwrap);
+        answer(&config, sockets.next().unwrap());
+        let mut garbled = sockets.next().unwrap();
+        let _ = garbled.read(&mut [0; 1024]);
+        let _ = garbled.write_all(b"HTTP/1.1 503 Restarting\r\n\r\n");
+        drop(garbled);
+        answer(&config, sockets.next().unwrap());
+    });
+    let config = Config::default()
+        .with_base_url(format!("https://127.0.0.1:{port}"))
+        .with_root_certificates(AUTHORITY);
+    let transport = Transport::new(&config).unwrap();
+    assert!(transport.exchange(&post("x")).is_ok());
+    let fault = transport.exchange(&post("x")).unwrap_err();
+    assert!(fault.meaning().is_passing(), "{fault}");
+    assert_eq!(fault.meaning().effect(), crate::error::Effect::None);
+    assert!(transport.exchange(&post("x")).is_ok());
+    server.join().unwrap();
+}
+
+#[test]
+fn the_environment_names_the_certificates_to_trust() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, AUTHORITY).unwrap();
+    std::fs::write(folder.path().join("README"), "no certificate").unwrap();
+    let config = |variable: &'static str, value: std::path::PathBuf| {
+        let lookup = move |name: &str| (name == variable).then(|| value.clone().into());
+        Config::from_lookup(lookup).unwrap()
+    };
+    check(config("SSL_CERT_FILE", file), Ok(()));
+    check(config("SSL_CERT_DIR", folder.path().into()), Ok(()));
+    let missing = config("SSL_CERT_FILE", folder.path().join("none.pem"));
+    let error = Transport::new(&missing).unwrap_err();
+    assert!(error.to_string().contains("SSL_CERT_FILE"), "{error}");
 }

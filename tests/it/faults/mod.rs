@@ -13,6 +13,7 @@ mod dispatch;
 mod effect;
 mod futures;
 mod poller;
+mod reach;
 mod retry;
 mod session;
 
