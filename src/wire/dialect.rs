@@ -267,8 +267,10 @@ mod tests {
     #[test]
     fn a_prompt_of_known_length_lines_up_in_any_dialect() {
         let logprobs = |tokens| {
-            let mut response = SampleResponse::default();
-            response.prompt_logprobs = Some(vec![-1.0, -2.0].into());
+            let mut response = SampleResponse {
+                prompt_logprobs: Some(vec![-1.0, -2.0].into()),
+                ..SampleResponse::default()
+            };
             align_prompt(&mut response, tokens);
             response.prompt_logprobs.unwrap().iter().collect::<Vec<_>>()
         };
