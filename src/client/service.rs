@@ -94,7 +94,7 @@ impl ServiceClient {
     /// If no port on the loopback interface can be had.
     #[cfg(feature = "local")]
     pub fn local() -> Result<Self> {
-        Self::of_server(crate::local::LocalServer::start()?)
+        Self::of_server(crate::local::LocalServer::builder())
     }
 
     /// Like [`local`](Self::local), with runs and checkpoints kept in a folder: the next client
@@ -122,14 +122,17 @@ impl ServiceClient {
     /// [`Error::Config`] if the folder cannot be used; otherwise as [`local`](Self::local).
     #[cfg(feature = "local")]
     pub fn local_in(folder: impl Into<std::path::PathBuf>) -> Result<Self> {
-        Self::of_server(crate::local::LocalServer::builder().data(folder).start()?)
+        Self::of_server(crate::local::LocalServer::builder().data(folder))
     }
 
     #[cfg(feature = "local")]
-    fn of_server(server: crate::local::LocalServer) -> Result<Self> {
+    fn of_server(server: crate::local::Builder) -> Result<Self> {
+        // Only this client knows the key, so nobody else on the machine can use the server.
+        let key = format!("tml-{}", uuid::Uuid::new_v4().simple());
+        let server = server.api_key(key.as_str()).start()?;
         let mut config = Config::default()
             .with_base_url(server.base_url())
-            .with_api_key("tml-local");
+            .with_api_key(key);
         config.keep_alive = Some(crate::config::KeepAlive::new(server));
         Self::new(config)
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// The folder of the Hugging Face cache, by the rules of its own tools: `HF_HUB_CACHE`, else
 /// `hub` in `HF_HOME`, else in `XDG_CACHE_HOME/huggingface`, else in `~/.cache/huggingface`.
-pub fn hub_cache() -> Option<PathBuf> {
+pub(crate) fn hub_cache() -> Option<PathBuf> {
     locate(|name| std::env::var_os(name))
 }
 

@@ -47,7 +47,7 @@ use crate::types::QueueUpdate;
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
 #[cfg(feature = "text")]
-pub use hub::hub_cache;
+pub(crate) use hub::hub_cache;
 pub use secret::Secret;
 
 /// The hosted service, used when no other URL is given.

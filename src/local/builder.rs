@@ -10,16 +10,20 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use super::LocalServer;
-use super::api::auth::{Auth, Key};
+use super::api::auth::{Auth, Key, User};
 use super::api::fault::Fault;
 use super::api::flags::Flags;
 use super::api::janitor::Janitor;
 use super::api::service::{Options, Service, check_endpoint};
-use super::http::{HttpThread, Limits, Recorder};
+use super::http::{Front, Guard, HttpThread, Identity, Limits, Recorder};
 use super::source::ModelSource;
 use super::state::State;
+use super::state::sessions::LOCAL;
 use super::work::Workshop;
 use crate::error::{Context, Error, Result};
+
+/// More would be a mistake.
+const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Sets the options of a [`LocalServer`].
 ///
@@ -39,7 +43,7 @@ use crate::error::{Context, Error, Result};
 pub struct Builder {
     host: IpAddr,
     port: u16,
-    api_key: Option<Key>,
+    users: Vec<User>,
     data: Option<PathBuf>,
     model: Option<ModelSource>,
     threads: usize,
@@ -55,6 +59,11 @@ pub struct Builder {
     faults: Vec<Fault>,
     admin: bool,
     record: bool,
+    tls: Option<Identity>,
+    guard: Guard,
+    body_patience: Duration,
+    max_memory: Option<usize>,
+    request_log: bool,
 }
 
 impl Default for Builder {
@@ -62,7 +71,7 @@ impl Default for Builder {
         Self {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
-            api_key: None,
+            users: Vec::new(),
             data: None,
             model: None,
             threads: 0,
@@ -78,6 +87,11 @@ impl Default for Builder {
             faults: Vec::new(),
             admin: false,
             record: false,
+            tls: None,
+            guard: Guard::default(),
+            body_patience: Duration::from_secs(30),
+            max_memory: None,
+            request_log: false,
         }
     }
 }
@@ -96,9 +110,62 @@ impl Builder {
         self
     }
 
-    /// Demands this key from every request. Default: any key is accepted, and none.
-    pub fn api_key(mut self, key: impl Into<String>) -> Self {
-        self.api_key = Some(Key::new(key.into()));
+    /// Demands a key from every request, and takes this one. Default: any key is accepted, and none.
+    pub fn api_key(self, key: impl Into<String>) -> Self {
+        self.user(LOCAL, key)
+    }
+
+    /// Demands a key from every request, and takes this one for a user of this name. Each user has
+    /// their own runs and checkpoints, and may read what others have published. Default: nobody is
+    /// told apart.
+    pub fn user(mut self, name: impl Into<String>, key: impl Into<String>) -> Self {
+        self.users.push(User {
+            name: name.into().into(),
+            key: Key::new(key.into()),
+        });
+        self
+    }
+
+    /// Encrypts every connection, with the certificate (and those that signed it) and the private
+    /// key in these PEM files. Default: plain HTTP.
+    pub fn tls(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.tls = Some(Identity {
+            certificates: certificates.into(),
+            key: key.into(),
+        });
+        self
+    }
+
+    /// Answers to this host name beside addresses and `localhost`; other names are refused, since a
+    /// page of another site may make its own name point here. Default: none.
+    pub fn allow_host(mut self, name: impl Into<String>) -> Self {
+        self.guard.hosts.push(name.into().to_ascii_lowercase());
+        self
+    }
+
+    /// Lets pages of this site, such as `https://example.org`, use the server from a browser.
+    /// Default: none but its own.
+    pub fn cors(mut self, origin: impl Into<String>) -> Self {
+        self.guard.origins.push(origin.into());
+        self
+    }
+
+    /// How long a request's body may take to make some progress, 16 KiB of it. Default: 30 s.
+    pub fn body_patience(mut self, patience: Duration) -> Self {
+        self.body_patience = patience;
+        self
+    }
+
+    /// How much memory models in training and their batches may take together; what would exceed it
+    /// is refused. Default: three quarters of the machine's.
+    pub fn max_memory(mut self, bytes: usize) -> Self {
+        self.max_memory = Some(bytes);
+        self
+    }
+
+    /// Logs every request at `info`, under the target `tinker::local::requests`. Default: at `debug`.
+    pub fn request_log(mut self, on: bool) -> Self {
+        self.request_log = on;
         self
     }
 
@@ -226,10 +293,18 @@ impl Builder {
                     error,
                 ))
             })?;
-        let limits = Limits {
-            request_bytes: self.max_request_bytes,
-            connections: self.max_connections,
+        let recorder = self.record.then(Arc::<Recorder>::default);
+        let front = Front {
+            limits: Limits {
+                request_bytes: self.max_request_bytes,
+                connections: self.max_connections,
+                body_patience: self.body_patience,
+            },
+            guard: self.guard.clone(),
+            tls: self.tls.as_ref().map(Identity::acceptor).transpose()?,
+            recorder: recorder.clone(),
         };
+        let scheme = front.scheme();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -237,33 +312,35 @@ impl Builder {
             .max_blocking_threads(4)
             .build()
             .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
-        let service = self.service(flags, runtime.handle().clone())?;
+        let service = self.service(flags, scheme, runtime.handle().clone())?;
         let janitor = Janitor::start(service.work().state.clone())?;
-        let recorder = self.record.then(Arc::<Recorder>::default);
-        let http = HttpThread::start(listener, runtime, service.clone(), recorder.clone(), limits)?;
+        let http = HttpThread::start(listener, runtime, service.clone(), front)?;
         let address = http.address;
-        log::info!("local server at http://{address}");
+        log::info!("local server at {scheme}://{address}");
         Ok(LocalServer {
             http: Some(http),
             janitor: Some(janitor),
             address,
+            scheme,
             recorder,
             service,
         })
     }
 
-    fn service(&self, flags: Flags, runtime: Handle) -> Result<Arc<Service>> {
+    fn service(&self, flags: Flags, scheme: &'static str, runtime: Handle) -> Result<Arc<Service>> {
         let (data, latencies) = (self.data.clone(), self.latencies.clone());
         let state = Arc::new(State::open(data, self.session_timeout, latencies, runtime)?);
-        let work = Workshop::open(state, self.model.clone(), self.threads)?;
+        let work = Workshop::open(state, self.model.clone(), self.threads, self.max_memory)?;
         let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);
-        let auth = Auth::new(self.api_key.clone(), jwt_lifetime);
+        let auth = Auth::new(self.users.clone(), jwt_lifetime);
         let options = Options {
             long_poll: self.long_poll,
             metadata_only_above: self.metadata_only_above,
             max_request_bytes: self.max_request_bytes,
             max_pending_samples: self.max_pending_samples,
             admin: self.admin,
+            request_log: self.request_log,
+            scheme,
         };
         let service = Service::new(auth, flags, Arc::new(work), options);
         for fault in &self.faults {
@@ -273,7 +350,7 @@ impl Builder {
     }
 
     fn check(&self) -> Result<Flags> {
-        if !self.host.is_loopback() && self.api_key.is_none() {
+        if !self.host.is_loopback() && self.users.is_empty() {
             return Err(Error::invalid(
                 "host",
                 format!(
@@ -282,8 +359,23 @@ impl Builder {
                 ),
             ));
         }
-        if self.api_key.as_ref().is_some_and(Key::is_empty) {
+        if self.users.iter().any(|user| user.key.is_empty()) {
             return Err(Error::invalid("api_key", "must not be empty"));
+        }
+        if !self.host.is_loopback() && self.tls.is_none() {
+            log::warn!(
+                "local server: others can reach {}, in clear text",
+                self.host
+            );
+        }
+        for (field, time) in [
+            ("jwt_lifetime", self.jwt_lifetime),
+            ("session_timeout", self.session_timeout),
+            ("body_patience", self.body_patience),
+        ] {
+            if time > LONGEST_TIME {
+                return Err(Error::invalid(field, "must be a year at most"));
+            }
         }
         if self.long_poll > Duration::from_secs(30) {
             return Err(Error::invalid("long_poll", "must be 30 s at most"));

@@ -73,6 +73,7 @@ pub struct LocalServer {
     http: Option<HttpThread>,
     janitor: Option<Janitor>,
     address: SocketAddr,
+    scheme: &'static str,
     recorder: Option<Arc<Recorder>>,
     service: Arc<Service>,
 }
@@ -94,7 +95,7 @@ impl LocalServer {
 
     /// What clients take as their base URL, such as `http://127.0.0.1:49152`.
     pub fn base_url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", self.scheme, self.address)
     }
 
     /// The port it listens on.

@@ -70,7 +70,7 @@ fn connect(config: Config) -> anyhow::Result<ServiceClient> {
 }
 
 /// The library's log on standard error, where TINKER_LOG asks for it.
-fn install_logger(level: Option<log::LevelFilter>) {
+pub(crate) fn install_logger(level: Option<log::LevelFilter>) {
     struct Logger;
 
     impl log::Log for Logger {

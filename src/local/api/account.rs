@@ -6,11 +6,11 @@ use hyper::StatusCode;
 use hyper::header::LOCATION;
 use serde_json::{Map, json};
 
-use super::records::{OWNER, texts};
+use super::records::texts;
 use super::{Answer, Call};
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::downloads::Source;
-use crate::local::state::ledger::{Count, Kind};
+use crate::local::state::ledger::{Count, Deed, Kind};
 use crate::local::state::now;
 use crate::types::{
     AuditEntry, AuditLog, BillingEvent, BillingEventInfo, BillingSession, BillingUsage,
@@ -21,14 +21,14 @@ const HOUR: i64 = 3600;
 /// The longest time one question about usage may cover.
 const LONGEST: i64 = 14 * 24 * HOUR;
 
-pub(super) fn api_key(_: &Call) -> Answer {
+pub(super) fn api_key(call: &Call) -> Answer {
     Ok(Reply::json(&json!({
         "key_id": 1,
-        "name": "local",
+        "name": *call.user,
         "note": "the embedded server accepts it",
         "details": {
             "org_details": {"name": "local"},
-            "user_details": {"email": "local@localhost"},
+            "user_details": {"email": format!("{}@localhost", call.user)},
         },
     })))
 }
@@ -48,6 +48,9 @@ pub(super) fn audit(call: &Call) -> Answer {
         return Err(Refusal::bad(format!("day must be YYYY-MM-DD, got {day:?}")));
     }
     let mut deeds = call.state().ledger.deeds();
+    let runs = &call.state().catalogue;
+    let owner = |deed: &Deed| runs.run(deed.path.run_id()).map(|run| run.owner);
+    deeds.retain(|deed| owner(deed).is_ok_and(|owner| owner == *call.user));
     deeds.retain(|deed| deed.time.strftime("%Y-%m-%d").to_string() == day);
     // Projects, teams and organisations do not exist here.
     if !matches!(kind.as_str(), "all" | "checkpoints") {
@@ -81,7 +84,9 @@ pub(super) fn usage(call: &Call) -> Answer {
         let detail = "ending_before must come after starting_on, by 14 days at most";
         return Err(Refusal::bad(detail));
     }
-    let counts = call.state().ledger.counts(from, to);
+    let mut counts = call.state().ledger.counts(from, to);
+    let owner = |session: &str| call.state().sessions.owner(session);
+    counts.retain(|count| owner(&count.session).is_none_or(|owner| owner == *call.user));
     let mut sessions = BTreeMap::new();
     for count in &counts {
         let metadata = call.state().sessions.get(&count.session);
@@ -115,7 +120,7 @@ fn event(call: &Call, count: Count) -> BillingEvent {
         bucket_end: at(count.hour + HOUR),
         base_model: Some(call.work().base_model.clone()),
         user_id: None,
-        user_name: Some(OWNER.to_owned()),
+        user_name: Some(call.user.to_string()),
         session_id: Some(count.session.into()),
         project_id,
         // Nothing costs anything here.
@@ -138,6 +143,9 @@ pub(super) fn storage(call: &Call) -> Answer {
     let wanted = call.query("project_id");
     let mut items: BTreeMap<Option<String>, (u64, u64)> = BTreeMap::new();
     for checkpoint in call.state().catalogue.checkpoints(None) {
+        if checkpoint.owner != *call.user {
+            continue;
+        }
         if wanted.is_none() || wanted == checkpoint.project_id {
             let (count, bytes) = items.entry(checkpoint.project_id).or_default();
             *count += 1;
@@ -150,7 +158,7 @@ pub(super) fn storage(call: &Call) -> Answer {
             project_id,
             org_user_urn: None,
             user_email: None,
-            user_name: Some(OWNER.to_owned()),
+            user_name: Some(call.user.to_string()),
             checkpoint_count: count,
             size_bytes: bytes,
             size_gigabytes: bytes as f64 / 1e9,

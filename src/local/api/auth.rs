@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::table::Access;
 use crate::local::http::{Refusal, Request};
+use crate::local::state::sessions::LOCAL;
 use crate::sync::lock;
 
 /// A credential, which never shows.
@@ -35,40 +36,49 @@ impl fmt::Debug for Key {
     }
 }
 
+/// Somebody who may ask, and whose things are theirs alone.
+#[derive(Debug, Clone)]
+pub(in crate::local) struct User {
+    pub(in crate::local) name: Arc<str>,
+    pub(in crate::local) key: Key,
+}
+
 /// The server's rule about credentials.
 pub(in crate::local) struct Auth {
-    key: Option<Key>,
+    /// Nobody is asked for a key if there are none.
+    users: Vec<User>,
     /// With JWTs on: how long each lives.
     jwt_lifetime: Option<Duration>,
-    issued: Mutex<HashMap<String, Instant>>,
+    issued: Mutex<HashMap<String, (Instant, Arc<str>)>>,
 }
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Auth")
-            .field("key", &self.key)
+            .field("users", &self.users)
             .field("jwt_lifetime", &self.jwt_lifetime)
             .finish_non_exhaustive()
     }
 }
 
 impl Auth {
-    pub(in crate::local) fn new(key: Option<Key>, jwt_lifetime: Option<Duration>) -> Self {
+    pub(in crate::local) fn new(users: Vec<User>, jwt_lifetime: Option<Duration>) -> Self {
         Self {
-            key,
+            users,
             jwt_lifetime,
             issued: Mutex::default(),
         }
     }
 
-    pub(super) fn check(&self, access: Access, request: &Request) -> Result<(), Refusal> {
+    /// Who asks.
+    pub(super) fn check(&self, access: Access, request: &Request) -> Result<Arc<str>, Refusal> {
         let given = request.header("x-api-key").or_else(|| {
             request
                 .header("authorization")
                 .and_then(|value| value.strip_prefix("Bearer "))
         });
         match access {
-            Access::Open => Ok(()),
+            Access::Open => Ok(LOCAL.into()),
             Access::Key => self.check_key(given),
             Access::Credential if self.jwt_lifetime.is_some() => self.check_jwt(given),
             Access::Credential => self.check_key(given),
@@ -76,7 +86,7 @@ impl Auth {
     }
 
     /// Exchanges the credential of a request that passed [`check`](Self::check) for a token.
-    pub(super) fn issue(&self) -> Result<String, Refusal> {
+    pub(super) fn issue(&self, user: &Arc<str>) -> Result<String, Refusal> {
         let lifetime = self
             .jwt_lifetime
             .ok_or_else(|| Refusal::missing("this server does not exchange tokens"))?;
@@ -89,33 +99,35 @@ impl Auth {
             part(json!({"alg": "none", "typ": "JWT"})),
             part(json!({
                 "iss": "passport-local",
-                "sub": "tml:organization_user:local",
+                "sub": format!("tml:organization_user:{user}"),
                 "org_id": "local",
-                "email": "local@localhost",
+                "email": format!("{user}@localhost"),
                 "exp": expires,
             })),
             URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes()),
         );
         let now = Instant::now();
         let mut issued = lock(&self.issued);
-        issued.retain(|_, expires| *expires > now);
-        issued.insert(token.clone(), now + lifetime);
+        issued.retain(|_, (expires, _)| *expires > now);
+        issued.insert(token.clone(), (now + lifetime, user.clone()));
         Ok(token)
     }
 
-    fn check_key(&self, given: Option<&str>) -> Result<(), Refusal> {
-        match (&self.key, given) {
-            (None, _) => Ok(()),
-            (Some(Key(key)), Some(given)) if same(key, given) => Ok(()),
-            (Some(_), Some(_)) => Err(Refusal::unauthorized("the API key is not valid")),
-            (Some(_), None) => Err(Refusal::unauthorized("an API key is required")),
+    fn check_key(&self, given: Option<&str>) -> Result<Arc<str>, Refusal> {
+        if self.users.is_empty() {
+            return Ok(LOCAL.into());
         }
+        let given = given.ok_or_else(|| Refusal::unauthorized("an API key is required"))?;
+        let known = self.users.iter().find(|user| same(&user.key.0, given));
+        known
+            .map(|user| user.name.clone())
+            .ok_or_else(|| Refusal::unauthorized("the API key is not valid"))
     }
 
-    fn check_jwt(&self, given: Option<&str>) -> Result<(), Refusal> {
+    fn check_jwt(&self, given: Option<&str>) -> Result<Arc<str>, Refusal> {
         let issued = lock(&self.issued);
         match given.and_then(|token| issued.get(token)) {
-            Some(expires) if *expires > Instant::now() => Ok(()),
+            Some((expires, user)) if *expires > Instant::now() => Ok(user.clone()),
             Some(_) => Err(Refusal::unauthorized("the token has expired")),
             None => Err(Refusal::unauthorized("a token from auth/token is required")),
         }

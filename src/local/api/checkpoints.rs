@@ -10,7 +10,7 @@ use crate::local::engine::PeftFiles;
 use crate::local::http::{JSON, Refusal, Reply};
 use crate::local::state::catalogue::Run;
 use crate::local::state::downloads::{self, Source};
-use crate::local::state::now;
+use crate::local::state::{disk, now};
 use crate::local::work::checkpoints::{checkpoint_path, expiry};
 use crate::types::{CheckpointKind, ExternalWeightsUrls, TinkerPath};
 use crate::wire::reply::CopyWeightsReply;
@@ -30,6 +30,7 @@ fn path(call: &Call) -> Result<TinkerPath, Refusal> {
 
 pub(super) fn delete(call: &Call) -> Answer {
     let path = path(call)?;
+    call.own_checkpoint(&path)?;
     call.state().catalogue.delete(&path)?;
     call.work().adapters.forget(&path);
     call.state().ledger.note(now(), "checkpoint_deleted", &path);
@@ -52,7 +53,7 @@ fn set_public(call: &Call, public: bool) -> Answer {
     } else {
         ("private", "checkpoint_unpublished")
     };
-    if call.state().catalogue.find(&path)?.public == public {
+    if call.own_checkpoint(&path)?.public == public {
         return Err(Refusal::bad(format!("{path} is already {word}")));
     }
     call.state().catalogue.edit(&path, |c| c.public = public)?;
@@ -62,6 +63,7 @@ fn set_public(call: &Call, public: bool) -> Answer {
 
 pub(super) fn set_ttl(call: &Call) -> Answer {
     let path = path(call)?;
+    call.own_checkpoint(&path)?;
     let wanted: SetTtlRequest = call.json()?;
     let expires_at = expiry(wanted.ttl_seconds).map_err(|error| Refusal::bad(error.to_string()))?;
     call.state()
@@ -74,7 +76,7 @@ pub(super) fn set_ttl(call: &Call) -> Answer {
 /// One archive file, behind a redirect as in the JSON era.
 pub(super) fn archive(call: &Call) -> Answer {
     let path = path(call)?;
-    call.state().catalogue.find(&path)?;
+    call.checkpoint(&path)?;
     let source = Source::Checkpoint(path);
     let link = call.state().downloads.link(&call.server(), now(), source);
     let expires = link.expires.strftime("%a, %d %b %Y %H:%M:%S GMT");
@@ -86,7 +88,7 @@ pub(super) fn archive(call: &Call) -> Answer {
 
 pub(super) fn external_urls(call: &Call) -> Answer {
     let path = path(call)?;
-    call.state().catalogue.find(&path)?;
+    call.checkpoint(&path)?;
     if path.kind() != CheckpointKind::External {
         return Err(Refusal::bad(format!(
             "{path} was not saved for other programs"
@@ -124,6 +126,7 @@ pub(super) fn download(call: &Call) -> Answer {
 }
 
 fn peft(call: &Call, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
+    // The link is the credential.
     let checkpoint = call.state().catalogue.find(path)?;
     let adapter = call.work().adapters.load(call.work(), path)?;
     Ok(adapter.to_peft(&checkpoint.base_model)?)
@@ -135,17 +138,18 @@ fn peft(call: &Call, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
 pub(super) fn copy(call: &Call) -> Answer {
     let wanted: CopyWeightsRequest<'_> = call.json()?;
     let source: TinkerPath = wanted.source_path.parse()?;
-    let mut checkpoint = call.state().catalogue.find(&source)?;
+    let mut checkpoint = call.checkpoint(&source)?;
     let (session_id, run_id) = match (wanted.session_id, wanted.model_seq_id) {
         (Some(session), Some(number)) => {
-            call.state().sessions.touch(&session)?;
+            call.touch(&session)?;
             let run_id = format!("{session}:train:{number}");
             (session.into_owned(), run_id)
         }
         _ => {
             let key = call.request.header("x-idempotency-key").map(str::to_owned);
             let key = key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-            let session = format!("copy-{key}");
+            // Keys may differ in what some disks do not tell apart.
+            let session = format!("copy-{:016x}", disk::checksum(key.as_bytes()));
             let run_id = format!("{session}:train:0");
             (session, run_id)
         }
@@ -156,6 +160,7 @@ pub(super) fn copy(call: &Call) -> Answer {
         call.state().catalogue.add_run(Run {
             id: run_id,
             session_id,
+            owner: call.user.to_string(),
             base_model: checkpoint.base_model.clone(),
             lora: checkpoint.lora.clone(),
             created_at: now,
@@ -165,6 +170,7 @@ pub(super) fn copy(call: &Call) -> Answer {
         })?;
         let weights = call.state().catalogue.weights(&source)?;
         checkpoint.path = path.clone();
+        checkpoint.owner = call.user.to_string();
         checkpoint.time = now;
         checkpoint.public = false;
         checkpoint.expires_at =

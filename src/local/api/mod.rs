@@ -11,6 +11,7 @@ mod faults;
 pub(super) mod flags;
 pub(super) mod futures;
 pub(super) mod janitor;
+mod metrics;
 pub(super) mod openai;
 pub(super) mod records;
 pub(super) mod sampling;
@@ -26,10 +27,13 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::http::{Refusal, Reply, Request, query};
+use super::state::catalogue::{Checkpoint, Run};
+use super::state::models::Model;
+use super::state::samplers::Sampler;
 use super::state::{State, StateError};
 use super::work::Workshop;
 use crate::error::Error;
-use crate::types::Cursor;
+use crate::types::{Cursor, TinkerPath};
 use crate::wire::reply::FutureReply;
 use crate::wire::request::from_json;
 use service::Service;
@@ -48,6 +52,8 @@ struct Call {
     /// The template of the endpoint's path.
     endpoint: &'static str,
     segments: Vec<String>,
+    /// Who asks.
+    user: Arc<str>,
     request: Request,
 }
 
@@ -83,7 +89,72 @@ impl Call {
     /// The address the request was sent to, as its sender knows it.
     fn server(&self) -> String {
         let host = self.request.header("host").unwrap_or("127.0.0.1");
-        format!("http://{host}")
+        format!("{}://{host}", self.service.options.scheme)
+    }
+
+    /// Notes a sign of life of a session of whoever asks.
+    fn touch(&self, session_id: &str) -> Result<(), Refusal> {
+        self.own_session(session_id)?;
+        Ok(self.state().sessions.touch(session_id)?)
+    }
+
+    /// Refuses a session of somebody else as if it did not exist.
+    fn own_session(&self, id: &str) -> Result<(), Refusal> {
+        match self.state().sessions.owner(id) {
+            Some(owner) if owner != *self.user => {
+                Err(Refusal::missing(format!("no such session: {id}")))
+            }
+            // What does not exist is refused by whoever looks for it.
+            _ => Ok(()),
+        }
+    }
+
+    /// A model of whoever asks.
+    fn model(&self, id: &str) -> Result<Arc<Model>, Refusal> {
+        let model = self.state().models.get(id)?;
+        match self.own_session(&model.session_id) {
+            Ok(()) => Ok(model),
+            Err(_) => Err(Refusal::missing(format!("no such model: {id}"))),
+        }
+    }
+
+    /// A sampling session of whoever asks.
+    fn sampler(&self, id: &str) -> Result<Arc<Sampler>, Refusal> {
+        let sampler = self.state().samplers.get(id)?;
+        match self.own_session(&sampler.session_id) {
+            Ok(()) => Ok(sampler),
+            Err(_) => Err(Refusal::missing(format!("no such sampling session: {id}"))),
+        }
+    }
+
+    /// A training run of whoever asks.
+    fn run(&self, id: &str) -> Result<Run, Refusal> {
+        let run = self.state().catalogue.run(id)?;
+        match run.owner == *self.user {
+            true => Ok(run),
+            false => Err(Refusal::missing(format!("no such training run: {id}"))),
+        }
+    }
+
+    /// A checkpoint that whoever asks may read: their own, or one that was published.
+    fn checkpoint(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
+        let checkpoint = self.state().catalogue.find(path)?;
+        match checkpoint.owner == *self.user || checkpoint.public {
+            true => Ok(checkpoint),
+            false => Err(Refusal::missing(format!("no such checkpoint: {path}"))),
+        }
+    }
+
+    /// A checkpoint that whoever asks may change.
+    fn own_checkpoint(&self, path: &TinkerPath) -> Result<Checkpoint, Refusal> {
+        let checkpoint = self.checkpoint(path)?;
+        match checkpoint.owner == *self.user {
+            true => Ok(checkpoint),
+            false => Err(Refusal::forbidden(format!(
+                "{path} belongs to {}",
+                checkpoint.owner
+            ))),
+        }
     }
 
     /// The page of a list that the query asks for.
@@ -148,7 +219,11 @@ impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         match &error {
             Error::Invalid(_) => Self::unprocessable(error.to_string()),
-            _ => Self::internal(error.to_string()),
+            // What failed here is for whoever runs the server; it may name their files.
+            _ => {
+                log::error!("local server: {error}");
+                Self::internal("the server failed; its log says why")
+            }
         }
     }
 }

@@ -79,7 +79,8 @@ pub(super) fn models(call: &Call) -> Answer {
     let model = |id: String, created: i64| json!({"id": id, "object": "model", "created": created, "owned_by": "local"});
     let mut data = vec![model(call.work().base_model.clone(), 0)];
     for checkpoint in call.state().catalogue.checkpoints(None) {
-        if checkpoint.path.kind() == CheckpointKind::Sampler {
+        let visible = checkpoint.owner == *call.user || checkpoint.public;
+        if visible && checkpoint.path.kind() == CheckpointKind::Sampler {
             let id = checkpoint.path.to_string();
             data.push(model(id, checkpoint.time.as_second()));
         }
@@ -206,6 +207,13 @@ fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, R
         (Style::Completion, Some(Prompt::Lists(lists))) => lists,
         (Style::Completion, None) => return Err(Refusal::unprocessable("prompt is required")),
     };
+    let choices = wanted.n.unwrap_or(1).saturating_mul(prompts.len());
+    if choices > engine::SampleRequest::MAX_SAMPLES {
+        let most = engine::SampleRequest::MAX_SAMPLES;
+        return Err(Refusal::bad(format!(
+            "n: a request may ask for {most} choices at most"
+        )));
+    }
     let stops = match wanted.stop {
         None => Vec::new(),
         Some(OneOrMany::One(text)) => vec![text],

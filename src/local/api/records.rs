@@ -9,11 +9,9 @@ use crate::local::http::Reply;
 use crate::local::state::catalogue::{Checkpoint, Run};
 use crate::types::{self, CheckpointKind, CheckpointPage, TrainingRun, TrainingRunPage};
 
-/// Who owns everything here.
-pub(super) const OWNER: &str = "local";
-
 pub(super) fn runs(call: &Call) -> Answer {
     let mut runs = call.state().catalogue.runs();
+    runs.retain(|run| run.owner == *call.user);
     if let Some(project) = call.query("project_id") {
         runs.retain(|run| call.state().project_of(&run.session_id).as_ref() == Some(&project));
     }
@@ -25,7 +23,7 @@ pub(super) fn runs(call: &Call) -> Answer {
 }
 
 pub(super) fn run(call: &Call) -> Answer {
-    let run = call.state().catalogue.run(call.segment(0))?;
+    let run = call.run(call.segment(0))?;
     Ok(Reply::json(&describe(call, run)))
 }
 
@@ -39,7 +37,7 @@ fn describe(call: &Call, run: Run) -> TrainingRun {
         last_sampler_checkpoint: last(CheckpointKind::Sampler),
         training_run_id: run.id.as_str().into(),
         base_model: run.base_model,
-        model_owner: OWNER.to_owned(),
+        model_owner: call.user.to_string(),
         is_lora: true,
         corrupted: run.corrupted,
         lora_rank: Some(run.lora.rank),
@@ -75,7 +73,7 @@ fn checkpoint_record(checkpoint: Checkpoint) -> types::Checkpoint {
 
 pub(super) fn run_checkpoints(call: &Call) -> Answer {
     let id = call.segment(0);
-    call.state().catalogue.run(id)?;
+    call.run(id)?;
     let list = call.state().catalogue.checkpoints(Some(id));
     Ok(Reply::json(&CheckpointPage {
         checkpoints: list.into_iter().map(checkpoint_record).collect(),
@@ -84,7 +82,8 @@ pub(super) fn run_checkpoints(call: &Call) -> Answer {
 }
 
 pub(super) fn checkpoints(call: &Call) -> Answer {
-    let list = call.state().catalogue.checkpoints(None);
+    let mut list = call.state().catalogue.checkpoints(None);
+    list.retain(|checkpoint| checkpoint.owner == *call.user);
     let (list, cursor) = call.page(list, 100)?;
     Ok(Reply::json(&CheckpointPage {
         checkpoints: list.into_iter().map(checkpoint_record).collect(),

@@ -22,8 +22,8 @@ pub(super) fn create(call: &Call) -> Answer {
     let wanted: CreateSamplingSessionRequest<'_> = call.json()?;
     let number = wanted.sampling_session_seq_id;
     let id = format!("{}:sample:{number}", wanted.session_id);
-    call.state().sessions.touch(&wanted.session_id)?;
-    if call.state().samplers.get(&id).is_err() {
+    call.touch(&wanted.session_id)?;
+    if call.sampler(&id).is_err() {
         let sampler = new_sampler(
             call,
             id.clone(),
@@ -55,7 +55,7 @@ pub(super) fn new_sampler(
             let path: TinkerPath = path
                 .parse()
                 .map_err(|error: crate::Error| Refusal::bad(error.to_string()))?;
-            call.state().catalogue.find(&path)?;
+            call.checkpoint(&path)?;
             if path.kind() == CheckpointKind::External {
                 return Err(Refusal::bad("external weights are for other programs"));
             }
@@ -74,7 +74,7 @@ pub(super) fn new_sampler(
 
 pub(super) fn join(call: &Call) -> Answer {
     let wanted: JoinSamplingSessionRequest<'_> = call.json()?;
-    let sampler = call.state().samplers.get(&wanted.sampling_session_id)?;
+    let sampler = call.sampler(&wanted.sampling_session_id)?;
     Ok(Reply::json(&JoinSamplingSessionReply {
         client_counter: sampler.join(),
         ..JoinSamplingSessionReply::default()
@@ -82,7 +82,7 @@ pub(super) fn join(call: &Call) -> Answer {
 }
 
 pub(super) fn sampler(call: &Call) -> Answer {
-    let sampler = call.state().samplers.get(call.segment(0))?;
+    let sampler = call.sampler(call.segment(0))?;
     Ok(Reply::json(&SamplerInfo {
         sampler_id: sampler.id.as_str().into(),
         base_model: sampler.base_model.clone(),
@@ -96,8 +96,8 @@ pub(super) fn sample(call: &Call) -> Answer {
     let wanted: AsampleRequest<'_> = call.json()?;
     let (sampler, request_id, channel) = match (&wanted.sampling_session_id, wanted.seq_id) {
         (Some(id), number) => {
-            let sampler = call.state().samplers.get(id)?;
-            call.state().sessions.touch(&sampler.session_id)?;
+            let sampler = call.sampler(id)?;
+            call.touch(&sampler.session_id)?;
             match number {
                 Some(number) => {
                     let request_id = format!("{id}:{number}");
@@ -119,7 +119,11 @@ pub(super) fn sample(call: &Call) -> Answer {
             (Arc::new(sampler), id, None)
         }
     };
-    let count = wanted.num_samples;
+    // Checked before anything is made of its numbers.
+    let base = &call.work().base;
+    let request = convert::sample_request(&wanted, base.config())
+        .and_then(|request| request.check(base).map(|()| request));
+    let count = request.as_ref().map_or(0, |request| request.num_samples);
     let sequence_ids = (0..count).map(|index| format!("{request_id}:{index}"));
     let reply = Reply::json(&FutureReply {
         request_id: request_id.clone(),
@@ -138,7 +142,7 @@ pub(super) fn sample(call: &Call) -> Answer {
         .futures
         .open(&request_id, channel, Some(cancelled.clone()));
     if opened {
-        match convert::sample_request(&wanted, call.work().base.config()) {
+        match request {
             Ok(request) => samples::submit(call.work(), sampler, request_id, request, cancelled),
             Err(error) => {
                 let outcome = jobs::refusal(&error);

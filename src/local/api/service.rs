@@ -6,13 +6,17 @@ use std::time::Duration;
 use super::auth::Auth;
 use super::fault::{Fault, FaultKind, Faults};
 use super::flags::Flags;
+use super::metrics::Metrics;
 use super::table::{self, Endpoint};
 use super::{Call, faults};
 use crate::error::{Error, Result};
-use crate::local::http::{App, Dropped, Refusal, Reply, Request};
+use crate::local::http::{App, Dropped, Exchange, Refusal, Reply, Request};
 use crate::local::state::State;
 use crate::local::work::Workshop;
 use crate::sync::lock;
+
+/// The target of the lines about requests.
+const REQUESTS: &str = "tinker::local::requests";
 
 /// What handlers need to know of the server's options.
 #[derive(Debug)]
@@ -22,6 +26,10 @@ pub(in crate::local) struct Options {
     pub(in crate::local) max_request_bytes: usize,
     pub(in crate::local) max_pending_samples: usize,
     pub(in crate::local) admin: bool,
+    /// Whether each request is worth a line of the log at `info`.
+    pub(in crate::local) request_log: bool,
+    /// `http` or `https`.
+    pub(in crate::local) scheme: &'static str,
 }
 
 /// Everything the handlers share.
@@ -32,6 +40,7 @@ pub(in crate::local) struct Service {
     pub(super) state: Arc<State>,
     pub(super) work: Arc<Workshop>,
     pub(super) options: Options,
+    pub(super) metrics: Metrics,
     faults: Mutex<Faults>,
 }
 
@@ -48,6 +57,7 @@ impl Service {
             state: work.state.clone(),
             work,
             options,
+            metrics: Metrics::default(),
             faults: Mutex::default(),
         }
     }
@@ -85,6 +95,7 @@ pub(in crate::local) fn check_endpoint(field: &str, endpoint: &str) -> Result<()
 pub(in crate::local) struct Ticket {
     endpoint: &'static Endpoint,
     segments: Vec<String>,
+    user: Arc<str>,
 }
 
 impl App for Service {
@@ -92,19 +103,44 @@ impl App for Service {
 
     fn admit(&self, request: &Request) -> Result<Ticket, Refusal> {
         let (endpoint, segments) = table::find(&request.method, &request.path)?;
-        self.auth.check(endpoint.access, request)?;
-        Ok(Ticket { endpoint, segments })
+        let user = self.auth.check(endpoint.access, request)?;
+        Ok(Ticket {
+            endpoint,
+            segments,
+            user,
+        })
     }
 
     async fn answer(self: Arc<Self>, ticket: Ticket, request: Request) -> Result<Reply, Dropped> {
-        let Ticket { endpoint, segments } = ticket;
+        let Ticket {
+            endpoint,
+            segments,
+            user,
+        } = ticket;
         let call = Call {
             service: self.clone(),
             endpoint: endpoint.template,
             segments,
+            user,
             request,
         };
         faults::answer(&self, endpoint, call).await
+    }
+
+    fn done(&self, exchange: &Exchange<'_>) {
+        let found = table::find(exchange.method, exchange.path);
+        let endpoint = found.map_or(("", "other"), |(endpoint, _)| endpoint.name());
+        let status = exchange.status.as_u16();
+        self.metrics.count(endpoint, status, exchange.elapsed);
+        // What follows in a link to a file is a credential.
+        let shown = exchange.path.split_inclusive("/download/").next();
+        let (method, path) = (exchange.method, shown.unwrap_or_default());
+        let level = match self.options.request_log {
+            true => log::Level::Info,
+            false => log::Level::Debug,
+        };
+        let millis = exchange.elapsed.as_millis();
+        log::log!(target: REQUESTS, level, "{method} {path} {status} {millis} ms");
     }
 
     fn stop(&self) {

@@ -28,7 +28,7 @@ pub(super) fn dynamic_config(call: &Call) -> Answer {
 }
 
 pub(super) fn token(call: &Call) -> Answer {
-    let jwt = call.service.auth.issue()?;
+    let jwt = call.service.auth.issue(&call.user)?;
     Ok(Reply::json(&AuthTokenReply { jwt }))
 }
 
@@ -37,6 +37,7 @@ pub(super) fn create(call: &Call) -> Answer {
     let session = Session {
         id: uuid::Uuid::new_v4().to_string(),
         created_at: now(),
+        owner: call.user.to_string(),
         tags: wanted.tags.into_owned(),
         user_metadata: wanted.user_metadata.into_owned(),
         project_id: wanted.project_id.map(|id| id.into_owned()),
@@ -56,7 +57,7 @@ pub(super) fn create(call: &Call) -> Answer {
 
 pub(super) fn heartbeat(call: &Call) -> Answer {
     let wanted: SessionHeartbeatRequest<'_> = call.json()?;
-    call.state().sessions.touch(&wanted.session_id)?;
+    call.touch(&wanted.session_id)?;
     Ok(Reply::json(&SessionHeartbeatReply::default()))
 }
 
@@ -79,6 +80,7 @@ pub(super) fn finish(call: &Call) -> Answer {
         reason: reason.r#type,
         detail,
     };
+    call.own_session(call.segment(0))?;
     if let Some(session) = call.state().sessions.finish(call.segment(0), status)? {
         call.state().end_session(&session);
     }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::records::{OWNER, texts};
+use super::records::texts;
 use super::{Answer, Call};
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::downloads::Source;
@@ -18,13 +18,16 @@ use crate::wire::request::AssignProjectRequest;
 const DEFAULT_PROJECT: &str = "default";
 
 pub(super) fn list(call: &Call) -> Answer {
-    let (sessions, _) = call.page(call.state().sessions.list(), 20)?;
+    let mut sessions = call.state().sessions.list();
+    sessions.retain(|session| session.owner == *call.user);
+    let (sessions, _) = call.page(sessions, 20)?;
     let ids: Vec<String> = sessions.into_iter().map(|session| session.id).collect();
     Ok(Reply::json(&json!({ "sessions": ids })))
 }
 
 pub(super) fn get(call: &Call) -> Answer {
     let id = call.segment(0);
+    call.own_session(id)?;
     let session = call.state().sessions.get(id)?;
     Ok(Reply::json(&SessionDetails {
         training_run_ids: runs(call, id).into_iter().map(Into::into).collect(),
@@ -36,6 +39,7 @@ pub(super) fn get(call: &Call) -> Answer {
 
 pub(super) fn assign_project(call: &Call) -> Answer {
     let wanted: AssignProjectRequest<'_> = call.json()?;
+    call.own_session(call.segment(0))?;
     let session = call.state().sessions.edit(call.segment(0), |session| {
         session.project_id = Some(wanted.project_id.into_owned());
     })?;
@@ -46,6 +50,7 @@ pub(super) fn assign_project(call: &Call) -> Answer {
 /// The trace is made when it is asked for, so it is always ready.
 pub(super) fn trace(call: &Call) -> Answer {
     let id = call.segment(0);
+    call.own_session(id)?;
     call.state().sessions.get(id)?;
     let trace = serde_json::to_vec(&call.state().traces.export(id))
         .map_err(|error| Refusal::internal(format!("the trace cannot be written: {error}")))?;
@@ -62,7 +67,7 @@ pub(super) fn search(call: &Call) -> Answer {
     let search: SessionSearch = call.json()?;
     search.validate()?;
     let mut found = call.state().sessions.list();
-    found.retain(|session| matches(session, &search));
+    found.retain(|session| matches(&call.user, session, &search));
     let more = found.len() > search.limit as usize;
     found.truncate(search.limit as usize);
     let next_cursor = found
@@ -81,10 +86,10 @@ pub(super) fn search(call: &Call) -> Answer {
     }))
 }
 
-fn matches(session: &Session, search: &SessionSearch) -> bool {
+fn matches(user: &str, session: &Session, search: &SessionSearch) -> bool {
     let mine = match &search.owner {
         SearchOwner::Own | SearchOwner::Accessible => true,
-        SearchOwner::User { owner_urns } => owner_urns.iter().any(|owner| owner == OWNER),
+        SearchOwner::User { owner_urns } => owner_urns.iter().any(|owner| owner == user),
     };
     let name = session.display_name.as_deref().unwrap_or_default();
     let words = search.display_name.as_deref().unwrap_or_default();
@@ -93,6 +98,7 @@ fn matches(session: &Session, search: &SessionSearch) -> bool {
         (session.created_at, session.id.as_str()) < last
     });
     mine && after
+        && session.owner == user
         && search
             .session_id
             .as_ref()
@@ -151,7 +157,7 @@ fn summary(call: &Call, session: Session) -> SessionSummary {
     SessionSummary {
         session_id: session.id.as_str().into(),
         created_at: session.created_at,
-        owner: OWNER.to_owned(),
+        owner: call.user.to_string(),
         project_id: project_of(&session).to_owned(),
         checkpoints_count: checkpoints.len() as u64,
         checkpoint_storage_bytes: Some(checkpoints.iter().map(|c| c.size_bytes).sum()),

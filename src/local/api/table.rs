@@ -7,8 +7,8 @@ use hyper::{Method, StatusCode};
 
 use super::openai::Style;
 use super::{
-    Answer, Call, account, admin, checkpoints, futures, openai, records, sampling, session,
-    sessions, training, weights,
+    Answer, Call, account, admin, checkpoints, futures, metrics, openai, records, sampling,
+    session, sessions, training, weights,
 };
 use crate::local::http::{Refusal, percent_decode};
 use crate::wire::route::{self as wire, Method::*};
@@ -113,6 +113,7 @@ const ENDPOINTS: &[Endpoint] = &[
         Waiting(|call| Box::pin(openai::complete(call, Style::Completion)))),
     own(OPENAI, Post, "chat/completions",
         Waiting(|call| Box::pin(openai::complete(call, Style::Chat)))),
+    own("/", Get, "metrics", Quick(metrics::metrics)).for_all(Access::Key),
     own(ADMIN, Post, "faults", Quick(admin::add_fault)),
     own(ADMIN, Delete, "faults", Quick(admin::clear_faults)),
 ];
@@ -141,6 +142,11 @@ impl Endpoint {
     const fn for_all(mut self, access: Access) -> Self {
         self.access = access;
         self
+    }
+
+    /// Method and path, as metrics name it.
+    pub(super) fn name(&self) -> (&'static str, &'static str) {
+        (self.method.as_str(), self.template)
     }
 
     /// Whether faults strike it. What ends a fault must not suffer from one.

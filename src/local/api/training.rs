@@ -55,6 +55,7 @@ pub(super) fn new_model(
         .map_err(|error| Refusal::bad(error.to_string()))?;
     let id = format!("{session_id}:train:{number}");
     let request_id = format!("{id}:0");
+    call.own_session(session_id)?;
     let is_new = call.state().sessions.with_active(session_id, |session| {
         session.models.insert(number, id.clone()).is_none()
     })?;
@@ -93,7 +94,7 @@ pub(super) fn check_optimizer(config: &OptimizerConfig) -> Result<(), Refusal> {
 
 pub(super) fn get_info(call: &Call) -> Answer {
     let wanted: GetInfoRequest<'_> = call.json()?;
-    let model = call.state().models.get(&wanted.model_id)?;
+    let model = call.model(&wanted.model_id)?;
     let name = Some(model.base_model.clone());
     let arch = call.work().base.config().family.name;
     Ok(Reply::json(&ModelInfo {
@@ -112,7 +113,7 @@ pub(super) fn get_info(call: &Call) -> Answer {
 
 pub(super) fn unload(call: &Call) -> Answer {
     let wanted: UnloadModelRequest<'_> = call.json()?;
-    let model = call.state().models.get(&wanted.model_id)?;
+    let model = call.model(&wanted.model_id)?;
     let endpoint = route::UNLOAD_MODEL.template;
     let request_id = submit(call.work(), &model, None, endpoint, Work::Unload)?;
     Ok(future(request_id, Some(model.id.clone())))
@@ -126,7 +127,7 @@ pub(super) fn create_custom_loss(call: &Call) -> Answer {
         inputs: wanted.inputs.into_owned(),
         graph: wanted.graph.into_owned(),
     };
-    call.state().sessions.touch(&wanted.session_id)?;
+    call.touch(&wanted.session_id)?;
     let number = wanted.custom_loss_seq_id;
     let loss_id = call
         .state()
@@ -158,8 +159,8 @@ pub(super) fn pass(call: &Call) -> Answer {
         }
     };
     let wanted = decode_request(call.request.header("content-type"), body)?;
-    let model = call.state().models.get(&wanted.model_id)?;
-    call.state().sessions.touch(&model.session_id)?;
+    let model = call.model(&wanted.model_id)?;
+    call.touch(&model.session_id)?;
     let work = Work::Pass {
         data: wanted.data,
         loss: Loss {
@@ -177,8 +178,8 @@ pub(super) fn optim_step(call: &Call) -> Answer {
     let params = wanted
         .params()
         .ok_or_else(|| Refusal::unprocessable("adam_params or optimizer_params is required"))?;
-    let model = call.state().models.get(&wanted.model_id)?;
-    call.state().sessions.touch(&model.session_id)?;
+    let model = call.model(&wanted.model_id)?;
+    call.touch(&model.session_id)?;
     let endpoint = route::OPTIM_STEP.template;
     let request_id = submit(
         call.work(),

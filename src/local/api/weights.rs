@@ -82,7 +82,7 @@ pub(super) fn load(call: &Call) -> Answer {
             if let Some(name) = &wanted.base_model {
                 check_base_model(call, name)?;
             }
-            let lora = call.state().catalogue.find(&path)?.lora;
+            let lora = call.checkpoint(&path)?.lora;
             let work = Work::CreateFrom {
                 path,
                 optimizer,
@@ -99,7 +99,7 @@ pub(super) fn load(call: &Call) -> Answer {
 pub(super) fn info(call: &Call) -> Answer {
     let wanted: WeightsInfoRequest<'_> = call.json()?;
     let path: TinkerPath = wanted.tinker_path.parse()?;
-    let checkpoint = call.state().catalogue.find(&path)?;
+    let checkpoint = call.checkpoint(&path)?;
     Ok(Reply::json(&WeightsInfo {
         base_model: checkpoint.base_model,
         optimizer_config: OptimizerConfig::AdamW,
@@ -118,8 +118,8 @@ fn submit(
     endpoint: &'static str,
     work: Work,
 ) -> Answer {
-    let model = call.state().models.get(model_id)?;
-    call.state().sessions.touch(&model.session_id)?;
+    let model = call.model(model_id)?;
+    call.touch(&model.session_id)?;
     let request_id = training::submit(call.work(), &model, number, endpoint, work)?;
     Ok(future(request_id, Some(model.id.clone())))
 }

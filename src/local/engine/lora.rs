@@ -90,6 +90,13 @@ impl LoraSpec {
         Ok(())
     }
 
+    /// How many parameters the adapter has.
+    pub(crate) fn params(&self, config: &Config) -> usize {
+        let targets = self.targets(config).into_iter();
+        let part = |(_, outputs, inputs): (Target, usize, usize)| self.rank * (outputs + inputs);
+        targets.map(part).sum()
+    }
+
     fn targets(&self, config: &Config) -> Vec<(Target, usize, usize)> {
         let mut targets = Vec::new();
         for layer in 0..config.layers.len() {
@@ -180,6 +187,12 @@ impl Adapter {
     pub(crate) fn params_mut(&mut self) -> &mut [f32] {
         self.merged = OnceLock::new();
         &mut self.params
+    }
+
+    /// Memory it takes, with the merged weights if there are any.
+    pub(crate) fn bytes(&self) -> usize {
+        let merged = self.merged.get().map_or(0, |merged| merged.bytes());
+        size_of_val(&self.params[..]) + merged
     }
 
     /// The factor before `B A`.
@@ -303,6 +316,11 @@ impl Merged {
             *place = Some(Matrix::new(part.outputs, part.inputs, sum));
         }
         merged
+    }
+
+    fn bytes(&self) -> usize {
+        let matrices = self.layers.iter().flatten().flatten().chain(&self.head);
+        matrices.map(|matrix| matrix.len() * size_of::<f32>()).sum()
     }
 
     /// The merged matrix of one projection, if the adapter corrects it.

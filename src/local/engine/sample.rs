@@ -48,6 +48,11 @@ pub(crate) struct PromptTargets {
 }
 
 impl SampleRequest {
+    /// How many samples one request may ask for.
+    pub(crate) const MAX_SAMPLES: usize = 4096;
+    /// How many bytes its answer may take.
+    const MAX_BYTES: usize = 1 << 30;
+
     /// One sample at temperature 1, with no stop and nothing else asked.
     pub(crate) fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
         Self {
@@ -90,6 +95,14 @@ impl SampleRequest {
         if self.num_samples == 0 {
             return refuse("num_samples", "must be at least 1".into());
         }
+        if self.num_samples > Self::MAX_SAMPLES {
+            let most = Self::MAX_SAMPLES;
+            return refuse(
+                "num_samples",
+                format!("must be at most {most}, got {}", self.num_samples),
+            );
+        }
+        self.check_size(base.config().vocab)?;
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return refuse(
                 "temperature",
@@ -128,6 +141,38 @@ impl SampleRequest {
             }
         }
         base.check_tokens("prompt", &self.prompt)
+    }
+}
+
+impl SampleRequest {
+    /// Refuses an answer that would not fit, by the number that asks for most of it.
+    fn check_size(&self, vocab: usize) -> Result<()> {
+        let per_token = |count: usize| count.min(vocab).saturating_mul(8).saturating_add(8);
+        let prompt = |count: usize| count.saturating_mul(8).saturating_mul(self.prompt.len());
+        let sampled = self.num_samples.saturating_mul(self.max_tokens);
+        let parts = [
+            (
+                "topk_sample_logprobs",
+                sampled.saturating_mul(per_token(self.topk_sample_logprobs)),
+            ),
+            (
+                "topk_prompt_logprobs",
+                prompt(self.topk_prompt_logprobs.min(vocab)),
+            ),
+            ("prompt_alt_tokens_k", prompt(self.prompt_alt_tokens)),
+        ];
+        for (field, bytes) in parts {
+            if bytes > Self::MAX_BYTES {
+                let problem = format!(
+                    "asks for {} MiB of results, and a request may have {} MiB: lower it, \
+                     num_samples or max_tokens",
+                    bytes >> 20,
+                    Self::MAX_BYTES >> 20
+                );
+                return Err(Error::invalid(field, problem));
+            }
+        }
+        Ok(())
     }
 }
 

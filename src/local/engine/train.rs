@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::head::{self, Targets};
-use super::lora::{Adapter, LoraSpec};
+use super::lora::{Adapter, LoraSpec, Merged};
 use super::loss::{Loss, Terms};
 use super::memory;
 use super::model::{Base, Net, Weights};
@@ -61,7 +61,37 @@ pub(crate) struct Trainer {
     pub(super) adam: AdamState,
 }
 
+impl Base {
+    /// About how much memory training an adapter takes: parameters, gradients, the optimiser's two
+    /// means, a snapshot, and the merged weights of a small model.
+    pub(crate) fn training_bytes(&self, spec: &LoraSpec) -> usize {
+        let weights = self.weights().len();
+        let merged = if weights <= Merged::LIMIT { weights } else { 0 };
+        size_of::<f32>() * (5 * spec.params(self.config()) + merged)
+    }
+}
+
 impl Trainer {
+    /// About how much memory a pass over data takes, with gradients or without.
+    pub(crate) fn pass_bytes(&self, data: &[Datum], backward: bool) -> usize {
+        let config = self.base.config();
+        let lengths = || data.iter().map(|datum| datum.tokens.len());
+        let (total, longest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
+        let weights = self.base.weights().len();
+        let small = weights <= Merged::LIMIT;
+        let groups = self.base.threads() * if small { 4 } else { 1 };
+        let rows = total.min(groups * longest.max(GROUP_ROWS));
+        let (width, mlp) = (config.width, config.mlp);
+        let layer = 6 * width + 3 * config.q_width() + 3 * config.kv_width() + 2 * mlp;
+        let layers = if backward { config.layers.len() } else { 1 };
+        let gradients = match (backward, small) {
+            (false, _) => 0,
+            (true, true) => groups * weights,
+            (true, false) => groups * self.adapter.params().len(),
+        };
+        size_of::<f32>() * (rows * layer * layers + gradients)
+    }
+
     /// A fresh adapter on a base.
     ///
     /// # Errors

@@ -1,44 +1,41 @@
 //! One connection: let a request in, read its body, answer.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Limited};
 use hyper::Response;
 use hyper::body::Incoming;
-use hyper::header::{CONNECTION, CONTENT_LENGTH};
+use hyper::header::CONTENT_LENGTH;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-use super::{App, Dropped, GRACE, JSON, Limits, Recorder, Refusal, Reply, ReplyBody, Request};
+use super::body::{Room, drain};
+use super::{
+    App, Dropped, Exchange, Front, GRACE, JSON, Refusal, Reply, ReplyBody, Request, guard,
+};
 
 /// A connection with no request under way is closed after this long.
 const IDLE: Duration = Duration::from_secs(120);
-/// A body of which nothing arrives for this long is given up.
-const BODY: Duration = Duration::from_secs(60);
-/// Bodies of several requests wait in memory at once; this many of the largest allowed.
-const LARGEST_AT_ONCE: usize = 8;
+/// How long a client may take to agree on encryption.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// What every connection uses.
 pub(super) struct Shared<A> {
     app: Arc<A>,
-    recorder: Option<Arc<Recorder>>,
-    limits: Limits,
-    /// Room for bodies in memory, in units of 1 KiB.
-    room: Semaphore,
+    front: Front,
+    room: Room,
 }
 
 impl<A: App> Shared<A> {
-    pub(super) fn new(app: Arc<A>, recorder: Option<Arc<Recorder>>, limits: Limits) -> Self {
-        let room = Semaphore::new(units(limits.request_bytes) as usize * LARGEST_AT_ONCE);
+    pub(super) fn new(app: Arc<A>, front: Front) -> Self {
         Self {
             app,
-            recorder,
-            limits,
-            room,
+            room: Room::new(front.limits),
+            front,
         }
     }
 
@@ -48,13 +45,28 @@ impl<A: App> Shared<A> {
 }
 
 /// Serves one connection until either side ends it.
-pub(super) async fn run(
+pub(super) async fn accept(
     stream: TcpStream,
     shared: Arc<Shared<impl App>>,
-    mut stopped: watch::Receiver<bool>,
+    stopped: watch::Receiver<bool>,
 ) {
     // Small answers to long polls must not wait for more bytes.
     let _ = stream.set_nodelay(true);
+    let Some(acceptor) = shared.front.tls.clone() else {
+        return run(stream, shared, stopped).await;
+    };
+    match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => run(stream, shared, stopped).await,
+        Ok(Err(error)) => log::debug!("local server: no encryption: {error}"),
+        Err(_) => {}
+    }
+}
+
+async fn run(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    shared: Arc<Shared<impl App>>,
+    mut stopped: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request| {
         let shared = shared.clone();
         async move { shared.answer(request).await }
@@ -109,67 +121,63 @@ impl<A: App> Shared<A> {
         &self,
         request: hyper::Request<Incoming>,
     ) -> Result<Response<ReplyBody>, Dropped> {
+        let started = Instant::now();
         let (head, body) = request.into_parts();
-        let mut request = Request {
+        let request = Request {
             path: head.uri.path().to_owned(),
             query: head.uri.query().unwrap_or_default().to_owned(),
             method: head.method,
             headers: head.headers,
             body: Bytes::new(),
         };
-        let method = request.method.clone();
-        // What follows in a link to a file is a credential.
-        let shown = request.path.split_inclusive("/download/").next();
-        let path = shown.unwrap_or_default().to_owned();
-        let reply = match self.read(&mut request, body).await {
-            Ok(ticket) => self.app.clone().answer(ticket, request).await?,
-            // The rest of the body is not worth reading.
-            Err(refusal) => Reply::from(refusal).with_header(CONNECTION, "close"),
+        let (method, path) = (request.method.clone(), request.path.clone());
+        let scheme = self.front.scheme();
+        let (origin, reply) = match self.front.guard.check(&request, scheme) {
+            Err(refusal) => (None, self.refuse(refusal, body)),
+            Ok(Some(origin)) if guard::is_preflight(&request) => {
+                (Some(origin), guard::preflight(&request))
+            }
+            Ok(origin) => (origin, self.let_in(request, body).await?),
         };
-        log::debug!("local server: {method} {path} -> {}", reply.status.as_u16());
+        self.app.done(&Exchange {
+            method: &method,
+            path: &path,
+            status: reply.status,
+            elapsed: started.elapsed(),
+        });
+        let reply = match origin {
+            Some(origin) => guard::allow(reply, &origin),
+            None => reply,
+        };
         let mut response = Response::new(reply.body);
         *response.status_mut() = reply.status;
         *response.headers_mut() = reply.headers;
         Ok(response)
     }
 
-    /// Lets the request in and reads its body.
-    async fn read(&self, request: &mut Request, body: Incoming) -> Result<A::Ticket, Refusal> {
-        let ticket = self.app.admit(request);
-        if ticket.is_ok() {
-            request.body = self.read_body(request, body).await?;
-        }
-        if let Some(recorder) = &self.recorder {
-            recorder.record(request);
-        }
-        ticket
-    }
-
-    /// Reads a body within the limits.
-    async fn read_body(&self, request: &Request, body: Incoming) -> Result<Bytes, Refusal> {
-        let limit = self.limits.request_bytes;
-        let too_large = || Refusal::too_large(format!("a request may have {limit} bytes at most"));
+    /// Asks who it is, then reads the body, then answers.
+    async fn let_in(&self, mut request: Request, mut body: Incoming) -> Result<Reply, Dropped> {
         let length = request
             .header(CONTENT_LENGTH.as_str())
             .and_then(|value| value.parse::<usize>().ok());
-        if length.is_some_and(|length| length > limit) {
-            return Err(too_large());
+        let ticket = match self.app.admit(&request) {
+            Ok(ticket) => self.room.read(&mut body, length).await.map(|bytes| {
+                request.body = bytes;
+                ticket
+            }),
+            Err(refusal) => Err(refusal),
+        };
+        if let Some(recorder) = &self.front.recorder {
+            recorder.record(&request);
         }
-        if length == Some(0) {
-            return Ok(Bytes::new());
-        }
-        let room = self.room.acquire_many(units(length.unwrap_or(limit))).await;
-        let collected = tokio::time::timeout(BODY, Limited::new(body, limit).collect()).await;
-        drop(room);
-        match collected {
-            Ok(Ok(collected)) => Ok(collected.to_bytes()),
-            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-            Ok(Err(error)) => Err(Refusal::bad(format!("the body ended early: {error}"))),
-            Err(_) => Err(Refusal::bad("the body did not arrive in time")),
+        match ticket {
+            Ok(ticket) => self.app.clone().answer(ticket, request).await,
+            Err(refusal) => Ok(self.refuse(refusal, body)),
         }
     }
-}
 
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX / 16)
+    fn refuse(&self, refusal: Refusal, body: Incoming) -> Reply {
+        tokio::spawn(drain(body, self.front.limits.body_patience));
+        refusal.into()
+    }
 }

@@ -1,9 +1,12 @@
 //! The HTTP layer: one thread, one single-threaded runtime, many connections.
 
+mod body;
 mod connection;
+mod guard;
 mod query;
 mod record;
 mod reply;
+mod tls;
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -12,14 +15,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::{HeaderMap, Method};
+use hyper::{HeaderMap, Method, StatusCode};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 
+pub(super) use guard::Guard;
 pub(super) use query::{percent_decode, query};
 pub use record::RecordedRequest;
 pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
+pub(super) use tls::Identity;
 
 use crate::error::{Context, Error, Result};
 
@@ -61,8 +67,39 @@ pub(super) trait App: Send + Sync + 'static {
         request: Request,
     ) -> impl Future<Output = Result<Reply, Dropped>> + Send;
 
+    /// Hears of a request that was answered, well or badly.
+    fn done(&self, exchange: &Exchange<'_>);
+
     /// Answers whoever waits: the server stops.
     fn stop(&self);
+}
+
+/// A request and what became of it.
+#[derive(Debug)]
+pub(super) struct Exchange<'a> {
+    pub(super) method: &'a Method,
+    pub(super) path: &'a str,
+    pub(super) status: StatusCode,
+    /// Until the answer began.
+    pub(super) elapsed: Duration,
+}
+
+/// How connections are met.
+#[derive(Clone)]
+pub(super) struct Front {
+    pub(super) limits: Limits,
+    pub(super) guard: Guard,
+    pub(super) tls: Option<TlsAcceptor>,
+    pub(super) recorder: Option<Arc<Recorder>>,
+}
+
+impl Front {
+    pub(super) fn scheme(&self) -> &'static str {
+        match self.tls {
+            Some(_) => "https",
+            None => "http",
+        }
+    }
 }
 
 /// What a flood may take before it is turned away.
@@ -72,6 +109,8 @@ pub(super) struct Limits {
     pub(super) request_bytes: usize,
     /// Connections at once.
     pub(super) connections: usize,
+    /// How long some progress of a body may take.
+    pub(super) body_patience: Duration,
 }
 
 /// The thread that serves. Dropping it stops and joins.
@@ -87,8 +126,7 @@ impl HttpThread {
         listener: TcpListener,
         runtime: Runtime,
         app: Arc<impl App>,
-        recorder: Option<Arc<Recorder>>,
-        limits: Limits,
+        front: Front,
     ) -> Result<Self> {
         let address = listener
             .local_addr()
@@ -97,7 +135,8 @@ impl HttpThread {
         let thread = std::thread::Builder::new()
             .name("tinker-local-http".into())
             .spawn(move || {
-                let shared = Arc::new(connection::Shared::new(app, recorder, limits));
+                let limits = front.limits;
+                let shared = Arc::new(connection::Shared::new(app, front));
                 runtime.block_on(serve(listener, shared, limits, stopped));
                 runtime.shutdown_timeout(GRACE);
             })
@@ -149,7 +188,7 @@ async fn serve(
         };
         match slots.clone().try_acquire_owned() {
             Ok(slot) => {
-                let connection = connection::run(stream, shared.clone(), stopped.clone());
+                let connection = connection::accept(stream, shared.clone(), stopped.clone());
                 tokio::spawn(async move {
                     connection.await;
                     drop(slot);

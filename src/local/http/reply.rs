@@ -106,6 +106,16 @@ impl Refusal {
         Self::new(StatusCode::UNAUTHORIZED, detail)
     }
 
+    /// 403: known, and not for you.
+    pub(in crate::local) fn forbidden(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, detail)
+    }
+
+    /// 408: too slow.
+    pub(in crate::local) fn timeout(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, detail)
+    }
+
     /// 404: no such thing.
     pub(in crate::local) fn missing(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)

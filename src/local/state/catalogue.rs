@@ -11,7 +11,7 @@ use super::StateError;
 use super::disk::{self, Record};
 use super::folder::Folder;
 use super::ledger::{Ledger, Page};
-use super::sessions::Session;
+use super::sessions::{Session, local};
 use crate::error::{Context, Error, Result};
 use crate::sync::lock;
 use crate::types::{CheckpointKind, LoraConfig, Timestamp, TinkerPath};
@@ -24,6 +24,8 @@ const DELETED: &str = "deleted";
 pub(in crate::local) struct Run {
     pub(in crate::local) id: String,
     pub(in crate::local) session_id: String,
+    #[serde(default = "local")]
+    pub(in crate::local) owner: String,
     pub(in crate::local) base_model: String,
     pub(in crate::local) lora: LoraConfig,
     pub(in crate::local) created_at: Timestamp,
@@ -38,6 +40,8 @@ pub(in crate::local) struct Run {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::local) struct Checkpoint {
     pub(in crate::local) path: TinkerPath,
+    #[serde(default = "local")]
+    pub(in crate::local) owner: String,
     pub(in crate::local) base_model: String,
     pub(in crate::local) lora: LoraConfig,
     pub(in crate::local) time: Timestamp,
@@ -112,7 +116,9 @@ impl Catalogue {
         for weights in disk::files(&root.join("checkpoints"), ".safetensors") {
             if !known.contains(&weights) {
                 let problem = "no readable record names it; it stays";
-                problems.push(format!("{}: {problem}", weights.display()));
+                let problem = format!("{}: {problem}", weights.display());
+                log::warn!("local server: {problem}");
+                problems.push(problem);
             }
         }
         // A record that cannot be read may name weights that were about to get their name.
@@ -140,7 +146,7 @@ impl Catalogue {
     }
 
     pub(in crate::local) fn keep_session(&self, session: &Session) -> Result<()> {
-        let name = format!("{}.json", disk::escape(&session.id));
+        let name = format!("{}.json", disk::escape_id(&session.id));
         disk::write_record(&self.root().join("sessions").join(name), session)
     }
 
@@ -335,7 +341,7 @@ impl Catalogue {
     }
 
     fn run_file(&self, id: &str) -> PathBuf {
-        let name = format!("{}.json", disk::escape(id));
+        let name = format!("{}.json", disk::escape_id(id));
         self.root().join("runs").join(name)
     }
 
@@ -347,7 +353,7 @@ impl Catalogue {
     fn folder(&self, path: &TinkerPath) -> PathBuf {
         self.root()
             .join("checkpoints")
-            .join(disk::escape(path.run_id()))
+            .join(disk::escape_id(path.run_id()))
             .join(path.kind().segment())
     }
 }
@@ -360,8 +366,14 @@ fn read_checkpoints(folder: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf
             log::warn!("local server: {error}");
         }
     }
-    let (records, unreadable) = disk::read_records::<Checkpoint>(folder);
-    for Record { path, value } in &records {
+    let (mut records, unreadable) = disk::read_records::<Checkpoint>(folder);
+    for Record { path, value } in &mut records {
+        // Earlier versions did not mark capitals.
+        let name = format!("{}.json", disk::escape(value.path.name()));
+        let wanted = path.with_file_name(name);
+        if *path != wanted && !wanted.exists() && disk::rename(path, &wanted).is_ok() {
+            *path = wanted;
+        }
         let weights = path.with_file_name(&value.file);
         if !weights.exists() && disk::ahead(&weights).exists() {
             // The record counts, so the weights do. What is wrong with them shows when they are read.

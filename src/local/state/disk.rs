@@ -205,17 +205,36 @@ pub(in crate::local) fn checksum(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// A name as a file name: letters, digits, `-`, `_` and inner dots stay, the rest is escaped.
-pub(in crate::local) fn escape(name: &str) -> String {
-    let mut escaped = String::new();
-    for (index, byte) in name.bytes().enumerate() {
+/// The longest name a file can have on the disks there are, less what we append.
+const LONGEST: usize = 240;
+
+/// An id as a file name: letters, digits, `-`, `_` and inner dots stay, the rest is escaped.
+pub(super) fn escape_id(id: &str) -> String {
+    let parts = id.bytes().enumerate().map(|(index, byte)| {
         if byte.is_ascii_alphanumeric() || b"-_".contains(&byte) || (byte == b'.' && index > 0) {
-            escaped.push(char::from(byte));
+            char::from(byte).to_string()
         } else {
-            escaped.push_str(&format!("%{byte:02X}"));
+            format!("%{byte:02X}")
         }
-    }
-    escaped
+    });
+    parts.collect()
+}
+
+/// A name that a user chose as a file name. Capitals are marked: some disks do not tell them apart.
+pub(super) fn escape(name: &str) -> String {
+    let parts = name.split_inclusive(|letter: char| letter.is_ascii_uppercase());
+    let parts = parts.map(|part| match part.char_indices().next_back() {
+        Some((at, letter)) if letter.is_ascii_uppercase() => {
+            format!("{}+{}", escape_id(&part[..at]), letter.to_ascii_lowercase())
+        }
+        _ => escape_id(part),
+    });
+    parts.collect()
+}
+
+/// Whether a file can have a user's name.
+pub(in crate::local) fn fits(name: &str) -> bool {
+    escape(name).len() <= LONGEST
 }
 
 #[cfg(test)]
@@ -228,11 +247,14 @@ mod tests {
             ("step-0001", "step-0001"),
             ("a.b", "a.b"),
             ("..", "%2E."),
-            ("S:train:0", "S%3Atrain%3A0"),
+            ("S:train:0", "+s%3Atrain%3A0"),
+            ("STEP", "+s+t+e+p"),
             ("é /", "%C3%A9%20%2F"),
         ] {
             assert_eq!(escape(name), expected);
         }
+        assert_eq!(escape_id("S:train:0"), "S%3Atrain%3A0");
+        assert!(fits(&"a".repeat(128)) && !fits(&"é".repeat(64)));
     }
 
     #[test]

@@ -291,6 +291,12 @@ impl Futures {
         }
     }
 
+    /// How many results are kept, and their bytes.
+    pub(in crate::local) fn kept(&self) -> (usize, usize) {
+        let shelf = lock(&self.shelf);
+        (shelf.finished.len(), shelf.bytes)
+    }
+
     /// Drops what nobody will ask for any more.
     pub(in crate::local) fn sweep(&self, now: Instant) {
         let mut shelf = lock(&self.shelf);

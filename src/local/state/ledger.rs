@@ -25,6 +25,26 @@ pub(in crate::local) enum Kind {
     Checkpoint,
 }
 
+impl Kind {
+    /// Every kind.
+    const ALL: [Self; 4] = [
+        Self::Training,
+        Self::Prefill,
+        Self::Sample,
+        Self::Checkpoint,
+    ];
+
+    /// As metrics call it.
+    pub(in crate::local) fn name(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Prefill => "prefill",
+            Self::Sample => "sample",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+}
+
 /// How much of a kind a session used in an hour.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::local) struct Count {
@@ -60,6 +80,8 @@ struct Books {
     counts: BTreeMap<(i64, String, Kind), u64>,
     deeds: Vec<Deed>,
     changed: bool,
+    /// What was counted since the server started, in the order of [`Kind::ALL`].
+    totals: [u64; 4],
 }
 
 impl Ledger {
@@ -89,6 +111,7 @@ impl Ledger {
         let mut books = lock(&self.books);
         let key = (hour, session.to_owned(), kind);
         *books.counts.entry(key).or_default() += count;
+        books.totals[kind as usize] += count;
         books.changed = true;
     }
 
@@ -104,6 +127,12 @@ impl Ledger {
             path: path.clone(),
         });
         books.changed = true;
+    }
+
+    /// What was counted since the server started.
+    pub(in crate::local) fn totals(&self) -> [(Kind, u64); 4] {
+        let totals = lock(&self.books).totals;
+        Kind::ALL.map(|kind| (kind, totals[kind as usize]))
     }
 
     /// The counts of the hours from the first time up to the second.

@@ -10,6 +10,7 @@ mod folder;
 pub(super) mod futures;
 pub(super) mod ledger;
 pub(super) mod losses;
+pub(super) mod memory;
 pub(super) mod models;
 pub(super) mod queue;
 pub(super) mod samplers;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::StateError;
+use super::memory::Promise;
 use super::queue::Queue;
 use crate::local::engine::Trainer;
 use crate::sync::lock;
@@ -25,6 +26,8 @@ pub(in crate::local) struct Model {
     pub(in crate::local) queue: Mutex<Queue>,
     /// Only the task that runs the queue's front uses it; `None` until the model is created.
     pub(in crate::local) trainer: Mutex<Option<Trainer>>,
+    /// The memory it takes, as long as it lives.
+    pub(in crate::local) memory: Mutex<Option<Promise>>,
 }
 
 impl Models {
@@ -37,6 +40,16 @@ impl Models {
 
     pub(in crate::local) fn add(&self, model: Arc<Model>) {
         lock(&self.live).insert(model.id.clone(), model);
+    }
+
+    pub(in crate::local) fn len(&self) -> usize {
+        lock(&self.live).len()
+    }
+
+    /// How many requests wait for their turn.
+    pub(in crate::local) fn queued(&self) -> usize {
+        let live: Vec<Arc<Model>> = lock(&self.live).values().cloned().collect();
+        live.iter().map(|model| lock(&model.queue).len()).sum()
     }
 
     /// Takes a model out; what its queue already runs ends by itself.
@@ -59,6 +72,7 @@ impl Model {
             lora,
             queue: Mutex::default(),
             trainer: Mutex::default(),
+            memory: Mutex::default(),
         }
     }
 }

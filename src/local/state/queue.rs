@@ -16,6 +16,13 @@ pub(in crate::local) struct Queue {
     pub(in crate::local) running: bool,
 }
 
+impl Queue {
+    /// How many requests wait.
+    pub(super) fn len(&self) -> usize {
+        self.ready.len() + self.sequence.held()
+    }
+}
+
 /// A request that was accepted.
 #[derive(Debug)]
 pub(in crate::local) struct Job {

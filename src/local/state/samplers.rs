@@ -77,6 +77,10 @@ impl Samplers {
         });
     }
 
+    pub(in crate::local) fn len(&self) -> usize {
+        lock(&self.live).len()
+    }
+
     /// How many samples are under way.
     pub(in crate::local) fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)

@@ -50,6 +50,11 @@ impl<T> Sequence<T> {
         self.next
     }
 
+    /// How many wait for lower numbers.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Takes a request in. One without a number runs at once; `digest` tells requests apart.
     pub(in crate::local) fn admit(
         &mut self,

@@ -11,11 +11,20 @@ use super::StateError;
 use crate::sync::lock;
 use crate::types::{SessionStatus, Timestamp};
 
+/// Who owns what was made without a key.
+pub(in crate::local) const LOCAL: &str = "local";
+
+pub(super) fn local() -> String {
+    LOCAL.to_owned()
+}
+
 /// What is known about a session; also what survives a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::local) struct Session {
     pub(in crate::local) id: String,
     pub(in crate::local) created_at: Timestamp,
+    #[serde(default = "local")]
+    pub(in crate::local) owner: String,
     #[serde(default)]
     pub(in crate::local) tags: Vec<String>,
     #[serde(default)]
@@ -152,6 +161,19 @@ impl Sessions {
         Ok(live.session.clone())
     }
 
+    /// Who owns a session.
+    pub(in crate::local) fn owner(&self, id: &str) -> Option<String> {
+        let all = lock(&self.all);
+        all.get(id).map(|live| live.session.owner.clone())
+    }
+
+    /// How many are alive.
+    pub(in crate::local) fn active(&self) -> usize {
+        let all = lock(&self.all);
+        let active = |live: &&Live| live.session.status == SessionStatus::Active;
+        all.values().filter(active).count()
+    }
+
     /// Every session, newest first.
     pub(in crate::local) fn list(&self) -> Vec<Session> {
         let mut list: Vec<Session> = lock(&self.all)
@@ -175,6 +197,7 @@ mod tests {
         Session {
             id: id.into(),
             created_at: Timestamp::UNIX_EPOCH,
+            owner: local(),
             tags: Vec::new(),
             user_metadata: Map::new(),
             project_id: None,

@@ -32,6 +32,15 @@ impl Adapters {
         Ok(adapter)
     }
 
+    /// How many are in memory, and their bytes.
+    pub(in crate::local) fn resident(&self) -> (usize, usize) {
+        let loaded = lock(&self.loaded);
+        let alive = loaded.values().filter_map(Weak::upgrade);
+        alive.fold((0, 0), |(count, bytes), one| {
+            (count + 1, bytes + one.bytes())
+        })
+    }
+
     /// Forgets what was read from a checkpoint that has changed.
     pub(in crate::local) fn forget(&self, path: &TinkerPath) {
         lock(&self.loaded).remove(path);

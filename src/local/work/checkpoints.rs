@@ -10,7 +10,7 @@ use crate::local::state::catalogue::Checkpoint;
 use crate::local::state::futures::Outcome;
 use crate::local::state::ledger::Kind;
 use crate::local::state::models::Model;
-use crate::local::state::now;
+use crate::local::state::{disk, now};
 use crate::types::{
     CheckpointKind, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
     SaveWeightsResponse, Timestamp, TinkerPath,
@@ -29,6 +29,10 @@ pub(in crate::local) fn checkpoint_path(
 ) -> Result<TinkerPath> {
     if name.is_empty() || name.len() > NAME || name.chars().any(|c| c == '/' || c.is_control()) {
         let problem = format!("must be 1 to {NAME} bytes without `/`, got {name:?}");
+        return Err(Error::invalid("path", problem));
+    }
+    if !disk::fits(name) {
+        let problem = format!("{name:?} is too long for a file: use fewer or plainer characters");
         return Err(Error::invalid("path", problem));
     }
     TinkerPath::new(run, kind, name)
@@ -71,6 +75,7 @@ pub(super) fn save(
     let size_bytes = weights.len() as u64;
     let checkpoint = Checkpoint {
         path: path.clone(),
+        owner: workshop.owner_of(model),
         base_model: model.base_model.clone(),
         lora: model.lora.clone(),
         time: now(),

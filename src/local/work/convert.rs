@@ -24,6 +24,37 @@ pub(in crate::local) fn loss(loss: &Loss) -> Result<engine::Loss> {
     engine::Loss::parse(loss.function.as_str(), numbers)
 }
 
+/// The numbers all tensors of one request may have, written out: a sparse one can claim any size.
+const CELLS: usize = 1 << 26;
+
+/// Refuses data that would take more memory than any batch needs.
+pub(in crate::local) fn check_size(data: &[Datum]) -> Result<()> {
+    let mut left = CELLS;
+    for (index, datum) in data.iter().enumerate() {
+        for (name, tensor) in datum.loss_fn_inputs() {
+            left = take_cells(left, tensor)
+                .map_err(|error| error.within(&format!("data[{index}].loss_fn_inputs.{name}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is left after a tensor's numbers.
+fn take_cells(left: usize, tensor: &TensorData) -> Result<usize> {
+    let dense = tensor.shape().filter(|_| tensor.csr().is_some());
+    let cells = dense.map_or(Some(tensor.len()), |shape| {
+        shape
+            .iter()
+            .try_fold(1usize, |product, size| product.checked_mul(*size))
+    });
+    cells
+        .and_then(|cells| left.checked_sub(cells))
+        .ok_or_else(|| {
+            let problem = format!("a request may have {CELLS} numbers, written out");
+            Error::invalid("shape", problem)
+        })
+}
+
 /// The examples of a request.
 pub(in crate::local) fn data(data: &[Datum]) -> Result<Vec<engine::Datum>> {
     if data.is_empty() {
@@ -226,6 +257,7 @@ fn stop(stop: Option<&Stop>, config: &engine::Config) -> Result<engine::Stop> {
 }
 
 fn targets(tensor: &TensorData) -> Result<engine::PromptTargets> {
+    take_cells(CELLS, tensor).map_err(|error| error.within("target_prompt_logprobs"))?;
     let dense = tensor.to_dense(-1)?;
     let refuse = |problem: &str| Error::invalid("target_prompt_logprobs", problem);
     let (Some([_, width]), Some(tokens)) = (dense.shape(), dense.as_i64()) else {

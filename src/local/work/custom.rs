@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::local::engine::{self, Trainer};
 use crate::local::state::losses::Losses;
+use crate::local::state::memory::Memory;
 use crate::local::work::convert;
 use crate::loss::CustomLoss;
 use crate::types::{Datum, ForwardBackwardOutput, Loss, LossConfigValue, LossOutput, TensorData};
@@ -13,6 +14,7 @@ use crate::types::{Datum, ForwardBackwardOutput, Loss, LossConfigValue, LossOutp
 /// that computes the loss itself would send.
 pub(in crate::local) fn pass(
     losses: &Losses,
+    memory: &Memory,
     session_id: &str,
     trainer: &mut Trainer,
     data: &[Datum],
@@ -21,6 +23,7 @@ pub(in crate::local) fn pass(
 ) -> Result<ForwardBackwardOutput> {
     let objective = losses.get(session_id, wanted(loss)?)?;
     let mut examples = convert::targets_only(data)?;
+    let _held = memory.promise("data", trainer.pass_bytes(&examples, backward))?;
     let scored = trainer.forward(&examples, &engine::Loss::CrossEntropy)?;
     let logprobs: Vec<TensorData> = data
         .iter()

@@ -14,6 +14,7 @@ use crate::local::state::models::Model;
 use crate::local::state::now;
 use crate::local::state::queue::Work;
 use crate::local::state::samplers::Sampler;
+use crate::sync::lock;
 use crate::types::{
     Datum, LoadWeightsResponse, LoraConfig, Loss, LossFn, OptimStepResponse,
     SaveWeightsForSamplerResponse, TinkerPath,
@@ -37,6 +38,7 @@ pub(in crate::local) fn run(
         } => create_from(workshop, model, trainer, &path, optimizer, user_metadata),
         Work::Unload => {
             *trainer = None;
+            *lock(&model.memory) = None;
             workshop.state.models.remove(&model.id);
             let model_id = model.id.clone();
             Ok(reply("unload_model", UnloadModelReply { model_id }))
@@ -53,13 +55,21 @@ pub(in crate::local) fn run(
 }
 
 /// A refused value is the caller's fault, everything else ours.
+///
+/// What went wrong with a file is told without its name, which is for whoever runs the server.
 pub(in crate::local) fn refusal(error: &Error) -> Outcome {
-    match error {
-        Error::Invalid(_) => Outcome::refused(error.to_string()),
-        _ => {
-            log::error!("local server: {error}");
-            Outcome::failed(error.to_string())
-        }
+    if let Error::Invalid(_) = error {
+        return Outcome::refused(error.to_string());
+    }
+    let cause = std::error::Error::source(error);
+    log::error!("local server: {error}: {cause:?}");
+    match cause.and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
+        Some(io) => Outcome::failed(format!(
+            "the server's disk failed it ({}), and nothing was changed; whoever runs the server \
+             finds more in its log",
+            io.kind()
+        )),
+        None => Outcome::failed("the server failed; its log says why"),
     }
 }
 
@@ -91,6 +101,13 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
             Ok(reply("optim_step", answer))
         }
         Work::Load { path, optimizer } => {
+            // Checked here and not by the handler: a number that is refused would be missed.
+            let owner = workshop.owner_of(model);
+            let checkpoint = workshop.state.catalogue.checkpoint(&path);
+            if checkpoint.is_some_and(|one| one.owner != owner && !one.public) {
+                let problem = format!("no such checkpoint: {path}");
+                return Err(Error::invalid("path", problem));
+            }
             let loaded = restore(workshop, &path, optimizer)?;
             let (mine, theirs) = (trainer.adapter(), loaded.adapter());
             if mine.params().len() != theirs.params().len() {
@@ -150,7 +167,12 @@ fn create(
     trainer: &mut Option<Trainer>,
     user_metadata: Option<Map<String, Value>>,
 ) -> Result<Outcome> {
-    *trainer = Some(Trainer::new(&workshop.base, spec(&model.lora))?);
+    let spec = spec(&model.lora);
+    spec.check(workshop.base.config())?;
+    let bytes = workshop.base.training_bytes(&spec);
+    let promise = workshop.memory.promise("lora_config.rank", bytes)?;
+    *trainer = Some(Trainer::new(&workshop.base, spec)?);
+    *lock(&model.memory) = Some(promise);
     add_run(workshop, model, user_metadata)?;
     Ok(Outcome::json(&CreateModelReply {
         model_id: model.id.clone(),
@@ -166,7 +188,10 @@ fn create_from(
     optimizer: bool,
     user_metadata: Option<Map<String, Value>>,
 ) -> Result<Outcome> {
+    let bytes = workshop.base.training_bytes(&spec(&model.lora));
+    let promise = workshop.memory.promise("path", bytes)?;
     *trainer = Some(restore(workshop, path, optimizer)?);
+    *lock(&model.memory) = Some(promise);
     add_run(workshop, model, user_metadata)?;
     Ok(loaded_reply(model, path))
 }
@@ -188,6 +213,7 @@ fn add_run(
     workshop.state.catalogue.add_run(Run {
         id: model.id.clone(),
         session_id: model.session_id.clone(),
+        owner: workshop.owner_of(model),
         base_model: model.base_model.clone(),
         lora: model.lora.clone(),
         created_at: now,
@@ -217,12 +243,14 @@ fn pass(
     forward_only: bool,
 ) -> Result<Outcome> {
     let session_id = &model.session_id;
+    convert::check_size(data)?;
     let tokens = data
         .iter()
         .map(|datum| datum.model_input().length().unwrap_or_default() as u64);
     let output = if loss.function == LossFn::Custom {
         custom::pass(
             &workshop.state.losses,
+            &workshop.memory,
             session_id,
             trainer,
             data,
@@ -231,6 +259,8 @@ fn pass(
         )?
     } else {
         let (loss, data) = (convert::loss(loss)?, convert::data(data)?);
+        let bytes = trainer.pass_bytes(&data, !forward_only);
+        let _held = workshop.memory.promise("data", bytes)?;
         let output = if forward_only {
             trainer.forward(&data, &loss)?
         } else {

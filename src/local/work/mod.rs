@@ -18,6 +18,9 @@ use std::sync::Arc;
 use super::engine::Base;
 use super::source::ModelSource;
 use super::state::State;
+use super::state::memory::Memory;
+use super::state::models::Model;
+use super::state::sessions::LOCAL;
 use crate::error::{Context, Error, Result};
 use adapters::Adapters;
 use batch::SamplingThread;
@@ -37,6 +40,7 @@ pub(super) struct Workshop {
     /// The folder clients load the tokenizer from.
     pub(super) tokenizer: PathBuf,
     pub(super) adapters: Adapters,
+    pub(super) memory: Memory,
     trainers: Crew,
     sampling: SamplingThread,
 }
@@ -47,6 +51,7 @@ impl Workshop {
         state: Arc<State>,
         model: Option<ModelSource>,
         threads: usize,
+        memory: Option<usize>,
     ) -> Result<Self> {
         let (base, base_model, vocabulary, tokenizer) = match model {
             None => (
@@ -78,10 +83,17 @@ impl Workshop {
             vocabulary,
             tokenizer,
             adapters: Adapters::default(),
+            memory: Memory::new(memory),
             trainers: Crew::new("tinker-local-train", base.threads().clamp(1, 8))?,
             sampling: SamplingThread::start(&base)?,
             base,
         })
+    }
+
+    /// Whose model it is.
+    fn owner_of(&self, model: &Model) -> String {
+        let owner = self.state.sessions.owner(&model.session_id);
+        owner.unwrap_or_else(|| LOCAL.to_owned())
     }
 
     /// Ends the work: what runs is finished, what waits is dropped.

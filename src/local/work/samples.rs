@@ -12,7 +12,7 @@ use crate::local::state::samplers::Sampler;
 use crate::types::Timestamp;
 use crate::wire::sample::encode_sample;
 
-/// Queues one sampling request.
+/// Queues one sampling request that was checked.
 pub(in crate::local) fn submit(
     work: &Arc<Workshop>,
     sampler: Arc<Sampler>,
@@ -30,10 +30,7 @@ pub(in crate::local) fn submit(
         start: state::now(),
         ended: AtomicBool::new(false),
     };
-    match request.check(&work.base) {
-        Ok(()) => work.sampling.submit(adapter, request, Box::new(sample)),
-        Err(error) => sample.end(jobs::refusal(&error)),
-    }
+    work.sampling.submit(adapter, request, Box::new(sample));
 }
 
 /// A sampling request on its way. Dropped before its end, it has failed.

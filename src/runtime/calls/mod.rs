@@ -5,9 +5,6 @@ pub(crate) mod files;
 mod link;
 pub(crate) mod part;
 mod retry;
-pub(crate) mod stage;
-#[cfg(feature = "archive")]
-pub(crate) mod unpack;
 
 pub(crate) use crate::transport::{Body, Head, Part, Request, Response, Source};
 

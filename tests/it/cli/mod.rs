@@ -3,9 +3,6 @@
 mod bad_input;
 mod drop_in;
 mod golden;
-mod sampling;
-#[cfg(unix)]
-mod terminal;
 
 use std::ffi::OsStr;
 use std::path::Path;

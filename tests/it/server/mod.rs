@@ -2,6 +2,8 @@
 
 mod checkpoints;
 mod data;
+mod extremes;
+mod guard;
 mod http;
 mod load;
 mod losses;

@@ -47,9 +47,15 @@ pub(crate) fn request(
     let mut stream = TcpStream::connect(host)?;
     // Guards against a hang; no test waits for it.
     stream.set_read_timeout(Some(Duration::from_secs(120)))?;
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        head.push_str(&format!("host: {host}\r\n"));
+    }
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    if !headers.iter().any(|(name, _)| *name == "content-type") {
+        head.push_str("content-type: application/json\r\n");
     }
     head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
     stream.write_all(head.as_bytes())?;

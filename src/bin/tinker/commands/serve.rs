@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use tinker::local::LocalServer;
+use tinker::config::Config;
+use tinker::local::{Builder, LocalServer};
+
+use crate::context::install_logger;
 
 /// What was typed after `tinker serve`.
 #[derive(Debug, Args)]
@@ -26,9 +29,32 @@ pub(crate) struct Serve {
     /// Serve this model instead of the built-in one: a Hugging Face folder or a GGUF file.
     #[arg(long, value_name = "[NAME=]PATH")]
     model: Option<String>,
-    /// Demand this API key; read from a file so that it does not show in process lists.
+    /// Demand a key of this file: one per line, with a name before it where several users share
+    /// the server and each has runs and checkpoints of their own.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    /// Encrypt connections with this certificate (PEM, with those that signed it).
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Answer to this host name too, beside addresses and localhost.
+    #[arg(long = "allow-host", value_name = "NAME")]
+    hosts: Vec<String>,
+    /// Let pages of this site use the server from a browser, such as https://example.org.
+    #[arg(long = "cors", value_name = "ORIGIN")]
+    origins: Vec<String>,
+    /// What to log on standard error: off, error, warn, info, debug or trace. Without it TINKER_LOG
+    /// decides, and else warn.
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<log::LevelFilter>,
+    /// Log every request.
+    #[arg(long)]
+    request_log: bool,
+    /// Memory for models in training and their batches, in MiB [default: three quarters of the machine's].
+    #[arg(long, value_name = "MIB")]
+    max_memory: Option<usize>,
     /// Threads for the model's arithmetic; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -45,40 +71,9 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     if cfg!(debug_assertions) {
         eprintln!("warning: this is an unoptimised build; the engine is many times slower");
     }
+    install_logger(Some(log_level(serve)?));
     let signals = Signals::listen()?;
-    let mut builder = LocalServer::builder()
-        .host(serve.host)
-        .port(serve.port)
-        .threads(serve.threads)
-        .admin(serve.admin);
-    if let Some(folder) = &serve.data {
-        builder = builder.data(folder);
-    }
-    if let Some(model) = &serve.model {
-        builder = builder.model(model.as_str());
-    }
-    if let Some(file) = &serve.key_file {
-        let key = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read {}", file.display()))?;
-        anyhow::ensure!(
-            !key.trim().is_empty(),
-            "the key file {} is empty",
-            file.display()
-        );
-        builder = builder.api_key(key.trim());
-    }
-    for flag in &serve.flags {
-        let (name, value) = flag
-            .split_once('=')
-            .with_context(|| format!("--flag takes NAME=JSON, got {flag:?}"))?;
-        let value: serde_json::Value = serde_json::from_str(value)
-            .with_context(|| format!("the value of --flag {name} is not JSON"))?;
-        builder = builder.flag(name, value);
-    }
-    let server = builder.start()?;
-    for problem in server.problems() {
-        eprintln!("warning: {problem}");
-    }
+    let server = options(serve)?.start()?;
     if let Some(file) = &serve.port_file {
         write_port(file, server.port())?;
     }
@@ -89,6 +84,77 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     signals.wait();
     drop(server);
     Ok(())
+}
+
+fn log_level(serve: &Serve) -> anyhow::Result<log::LevelFilter> {
+    let level = match serve.log {
+        Some(level) => level,
+        None => Config::from_env()?
+            .log_level()
+            .unwrap_or(log::LevelFilter::Warn),
+    };
+    Ok(match serve.request_log {
+        true => level.max(log::LevelFilter::Info),
+        false => level,
+    })
+}
+
+/// What was typed as the server's options.
+fn options(serve: &Serve) -> anyhow::Result<Builder> {
+    let mut builder = LocalServer::builder()
+        .host(serve.host)
+        .port(serve.port)
+        .threads(serve.threads)
+        .admin(serve.admin)
+        .request_log(serve.request_log);
+    if let Some(folder) = &serve.data {
+        builder = builder.data(folder);
+    }
+    if let Some(model) = &serve.model {
+        builder = builder.model(model.as_str());
+    }
+    if let Some(file) = &serve.key_file {
+        for (name, key) in keys(file)? {
+            builder = builder.user(name, key);
+        }
+    }
+    if let (Some(certificate), Some(key)) = (&serve.tls_cert, &serve.tls_key) {
+        builder = builder.tls(certificate, key);
+    }
+    if let Some(mebibytes) = serve.max_memory {
+        builder = builder.max_memory(mebibytes.saturating_mul(1 << 20));
+    }
+    for name in &serve.hosts {
+        builder = builder.allow_host(name);
+    }
+    for origin in &serve.origins {
+        builder = builder.cors(origin);
+    }
+    for flag in &serve.flags {
+        let (name, value) = flag
+            .split_once('=')
+            .with_context(|| format!("--flag takes NAME=JSON, got {flag:?}"))?;
+        let value: serde_json::Value = serde_json::from_str(value)
+            .with_context(|| format!("the value of --flag {name} is not JSON"))?;
+        builder = builder.flag(name, value);
+    }
+    Ok(builder)
+}
+
+/// The names and keys of a key file; a key without a name belongs to `local`.
+fn keys(file: &std::path::Path) -> anyhow::Result<Vec<(String, String)>> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let lines = text.lines().map(str::trim);
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<_> = lines
+        .map(|line| match line.split_once(char::is_whitespace) {
+            Some((name, key)) => (name.to_owned(), key.trim().to_owned()),
+            None => ("local".to_owned(), line.to_owned()),
+        })
+        .collect();
+    anyhow::ensure!(!keys.is_empty(), "the key file {} is empty", file.display());
+    Ok(keys)
 }
 
 /// Written whole or not at all: the file's existence says that the server is ready.

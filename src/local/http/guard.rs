@@ -1,0 +1,203 @@
+//! Who may ask by way of a browser: pages of this server, and those that were let in by name.
+//!
+//! A browser sends requests for any page a user has open. What a page of another site asks for is
+//! refused here by its `Origin` or `Sec-Fetch-Site`, and a name that was made to point at this
+//! machine by its `Host`: only addresses and names known beforehand are answered to.
+
+use std::net::IpAddr;
+
+use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HeaderName, VARY};
+use hyper::{Method, StatusCode};
+
+use super::{Refusal, Reply, Request};
+
+/// The names this server answers to, and the sites whose pages may use it.
+#[derive(Debug, Clone, Default)]
+pub(in crate::local) struct Guard {
+    /// Beside addresses and `localhost`, in lower case.
+    pub(in crate::local) hosts: Vec<String>,
+    /// Such as `https://example.org`.
+    pub(in crate::local) origins: Vec<String>,
+}
+
+impl Guard {
+    /// Lets a request in; gives back the site it came from if that was allowed by name.
+    pub(super) fn check(&self, request: &Request, scheme: &str) -> Result<Option<String>, Refusal> {
+        let host = request.header("host").unwrap_or_default();
+        if !host.is_empty() && !self.knows(host) {
+            return Err(Refusal::forbidden(format!(
+                "this server does not answer to the host {host:?}; it takes addresses, localhost \
+                 and the names it was told to allow"
+            )));
+        }
+        if let Some(origin) = request.header("origin") {
+            if self.origins.iter().any(|allowed| allowed == origin) {
+                return Ok(Some(origin.to_owned()));
+            }
+            if origin != format!("{scheme}://{host}") {
+                return Err(Refusal::forbidden(format!(
+                    "pages of {origin} may not use this server; start it so that they may"
+                )));
+            }
+        }
+        match request.header("sec-fetch-site") {
+            None | Some("same-origin" | "none") => check_body_type(request).map(|()| None),
+            Some(_) => Err(Refusal::forbidden(
+                "pages of other sites may not use this server",
+            )),
+        }
+    }
+
+    fn knows(&self, host: &str) -> bool {
+        let name = without_port(host).to_ascii_lowercase();
+        let address = name.trim_start_matches('[').trim_end_matches(']');
+        name == "localhost"
+            || name.ends_with(".localhost")
+            || address.parse::<IpAddr>().is_ok()
+            || self.hosts.contains(&name)
+    }
+}
+
+/// A page can send any text to anywhere without being asked, but JSON only after asking.
+fn check_body_type(request: &Request) -> Result<(), Refusal> {
+    let empty = request
+        .header("content-length")
+        .is_none_or(|length| length == "0")
+        && request.header("transfer-encoding").is_none();
+    if empty {
+        return Ok(());
+    }
+    let kind = request.header("content-type").unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    let known = [
+        "application/json",
+        "application/x-protobuf",
+        "application/protobuf",
+    ];
+    if known.iter().any(|known| kind.eq_ignore_ascii_case(known)) {
+        return Ok(());
+    }
+    let mut refusal = Refusal::bad(format!(
+        "a body must come with the content type application/json, got {kind:?}"
+    ));
+    refusal.status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    Err(refusal)
+}
+
+/// Whether a browser asks what it may send.
+pub(super) fn is_preflight(request: &Request) -> bool {
+    request.method == Method::OPTIONS && request.header("access-control-request-method").is_some()
+}
+
+/// The answer to a browser that asks what pages of an allowed site may send.
+pub(super) fn preflight(request: &Request) -> Reply {
+    let asked = request.header("access-control-request-headers");
+    let named = HeaderName::from_static;
+    Reply::empty()
+        .with_header(
+            named("access-control-allow-methods"),
+            "GET, POST, PUT, DELETE",
+        )
+        .with_header(
+            named("access-control-allow-headers"),
+            asked.unwrap_or("content-type, x-api-key, authorization"),
+        )
+        .with_header(named("access-control-max-age"), "600")
+}
+
+/// Tells the browser that pages of this site may read the reply.
+pub(super) fn allow(reply: Reply, origin: &str) -> Reply {
+    reply
+        .with_header(ACCESS_CONTROL_ALLOW_ORIGIN, origin)
+        .with_header(VARY, "origin")
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use hyper::HeaderMap;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(headers: &[(&'static str, &str)], expected: u16) {
+        let guard = Guard {
+            hosts: vec!["gpu.lan".into()],
+            origins: vec!["https://good.example".into()],
+        };
+        let headers = headers.iter();
+        let request = Request {
+            method: Method::POST,
+            path: String::new(),
+            query: String::new(),
+            headers: headers
+                .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+                .collect::<HeaderMap>(),
+            body: Bytes::new(),
+        };
+        let status = match guard.check(&request, "http") {
+            Ok(_) => 200,
+            Err(refusal) => refusal.status.as_u16(),
+        };
+        assert_eq!(status, expected, "{:?}", request.headers);
+    }
+
+    #[test]
+    fn lets_in_who_is_known() {
+        for host in [
+            "127.0.0.1:80",
+            "localhost",
+            "[::1]:8000",
+            "10.0.0.7",
+            "GPU.lan:1",
+        ] {
+            check(&[("host", host)], 200);
+        }
+        check(&[], 200);
+        for host in [
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "[bad",
+        ] {
+            check(&[("host", host)], 403);
+        }
+        let host = ("host", "127.0.0.1:80");
+        check(&[host, ("origin", "http://127.0.0.1:80")], 200);
+        check(&[host, ("origin", "http://127.0.0.1:81")], 403);
+        check(&[host, ("origin", "https://127.0.0.1:80")], 403);
+        check(&[host, ("origin", "null")], 403);
+        check(
+            &[
+                host,
+                ("origin", "https://good.example"),
+                ("sec-fetch-site", "cross-site"),
+            ],
+            200,
+        );
+        check(&[host, ("origin", "https://evil.example")], 403);
+        check(&[host, ("sec-fetch-site", "cross-site")], 403);
+        check(&[host, ("sec-fetch-site", "same-site")], 403);
+        check(&[host, ("sec-fetch-site", "none")], 200);
+        let json = ("content-type", "application/json; charset=utf-8");
+        check(&[host, json, ("content-length", "3")], 200);
+        check(
+            &[
+                host,
+                ("content-type", "text/plain"),
+                ("content-length", "3"),
+            ],
+            415,
+        );
+        check(&[host, ("content-length", "3")], 415);
+        check(&[host, ("transfer-encoding", "chunked")], 415);
+        check(&[host, ("content-length", "0")], 200);
+    }
+}

@@ -1,0 +1,282 @@
+//! Who is let in: hosts, origins, content types, keys, users, encryption.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tinker::local::LocalServer;
+
+use super::Caller;
+use crate::support::http::{get, request};
+
+#[test]
+fn a_page_of_another_site_is_refused() {
+    let server = LocalServer::builder()
+        .cors("https://good.example")
+        .allow_host("gpu.lan")
+        .start()
+        .unwrap();
+    let url = server.base_url();
+    let body = br#"{"sdk_version":"t"}"#;
+    let post = |headers: &[(&str, &str)]| {
+        request(&url, "POST", "/api/v1/create_session", headers, body).unwrap()
+    };
+    assert_eq!(post(&[]).status, 200);
+    assert_eq!(post(&[("host", "gpu.lan:8000")]).status, 200);
+    assert_eq!(post(&[("host", "rebound.example")]).status, 403);
+    assert_eq!(post(&[("origin", "https://evil.example")]).status, 403);
+    assert_eq!(post(&[("origin", "null")]).status, 403);
+    assert_eq!(post(&[("sec-fetch-site", "cross-site")]).status, 403);
+    assert_eq!(post(&[("content-type", "text/plain")]).status, 415);
+    assert_eq!(
+        post(&[("origin", url.as_str())]).status,
+        200,
+        "its own page"
+    );
+    let allowed = post(&[
+        ("origin", "https://good.example"),
+        ("sec-fetch-site", "cross-site"),
+    ]);
+    assert_eq!(allowed.status, 200);
+    let origin = allowed.header("access-control-allow-origin");
+    assert_eq!(origin, Some("https://good.example"));
+    let preflight = |origin: &str| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+        ];
+        request(&url, "OPTIONS", "/api/v1/asample", &headers, b"").unwrap()
+    };
+    assert_eq!(preflight("https://evil.example").status, 403);
+    let allowed = preflight("https://good.example");
+    assert_eq!(allowed.status, 200);
+    assert!(allowed.header("access-control-allow-headers").is_some());
+    // What the refused pages asked for did not happen: three sessions were opened, all by others.
+    let sessions = get(&url, "sessions?limit=100").json();
+    assert_eq!(sessions["sessions"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn the_key_is_asked_for_before_the_body() {
+    let server = LocalServer::builder().api_key("tml-k").start().unwrap();
+    let url = server.base_url();
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    // The body is announced and never sent: the answer comes all the same.
+    let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\n\
+        content-type: application/json\r\ncontent-length: 60000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 401");
+}
+
+#[test]
+fn small_requests_do_not_wait_for_large_ones_that_trickle() {
+    let server = LocalServer::builder()
+        .max_request_bytes(1 << 20)
+        .start()
+        .unwrap();
+    let url = server.base_url();
+    let host = url.strip_prefix("http://").unwrap();
+    // More than there is room for, each with one byte of its body.
+    let trickling: Vec<TcpStream> = (0..24)
+        .map(|_| {
+            let mut stream = TcpStream::connect(host).unwrap();
+            let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\n\
+                content-type: application/json\r\ncontent-length: 1000000\r\n\r\n{";
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let caller = Caller::new(&server);
+    let beat = json!({"session_id": caller.session});
+    assert_eq!(caller.post("session_heartbeat", beat).status, 200);
+    drop(trickling);
+}
+
+#[test]
+fn a_body_that_stands_still_is_given_up() {
+    let server = LocalServer::builder()
+        .body_patience(Duration::from_millis(20))
+        .start()
+        .unwrap();
+    let url = server.base_url();
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\n\
+        content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 408");
+}
+
+#[test]
+fn an_early_refusal_reaches_whoever_is_still_sending() {
+    let server = LocalServer::builder()
+        .max_request_bytes(1000)
+        .start()
+        .unwrap();
+    let body = vec![b' '; 8 << 20];
+    let reply = request(&server.base_url(), "POST", "/api/v1/asample", &[], &body).unwrap();
+    assert_eq!(reply.status, 413);
+    assert!(reply.detail().contains("1000 bytes"));
+}
+
+#[test]
+fn each_user_has_their_own_things() {
+    let server = LocalServer::builder()
+        .user("ann", "tml-a")
+        .user("bob", "tml-b")
+        .start()
+        .unwrap();
+    let ask = |key: &str, method: &str, path: &str, body: Value| {
+        let headers = [("x-api-key", key)];
+        let path = format!("/api/v1/{path}");
+        let body = match method {
+            "GET" => String::new(),
+            _ => body.to_string(),
+        };
+        request(&server.base_url(), method, &path, &headers, body.as_bytes()).unwrap()
+    };
+    let wait = |key: &str, accepted: Value| loop {
+        let body = json!({"request_id": accepted["request_id"]});
+        let result = ask(key, "POST", "retrieve_future", body).json();
+        if result["type"] != "try_again" {
+            return result;
+        }
+    };
+    let open = |key: &str| {
+        let body = json!({"tags": [], "user_metadata": {}, "sdk_version": "t"});
+        let session = ask(key, "POST", "create_session", body).json()["session_id"].clone();
+        session.as_str().unwrap().to_owned()
+    };
+    let session = open("tml-a");
+    let body = json!({"session_id": session, "model_seq_id": 0,
+        "base_model": "tinker-local/tiny", "lora_config": {"rank": 2}});
+    let model = wait("tml-a", ask("tml-a", "POST", "create_model", body).json());
+    let run = model["model_id"].as_str().unwrap().to_owned();
+    let body = json!({"model_id": run, "seq_id": 1, "path": "x"});
+    wait(
+        "tml-a",
+        ask("tml-a", "POST", "save_weights", body.clone()).json(),
+    );
+
+    let count = |key: &str, path: &str, list: &str| {
+        ask(key, "GET", path, Value::Null).json()[list]
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    assert_eq!(count("tml-a", "training_runs", "training_runs"), 1);
+    assert_eq!(count("tml-b", "training_runs", "training_runs"), 0);
+    assert_eq!(count("tml-a", "checkpoints", "checkpoints"), 1);
+    assert_eq!(count("tml-b", "checkpoints", "checkpoints"), 0);
+    assert_eq!(count("tml-b", "sessions", "sessions"), 0);
+    let status =
+        |key: &str, method: &str, path: &str, body: Value| ask(key, method, path, body).status;
+    let beat = json!({"session_id": session});
+    assert_eq!(
+        status("tml-b", "POST", "session_heartbeat", beat.clone()),
+        404
+    );
+    assert_eq!(status("tml-a", "POST", "session_heartbeat", beat), 200);
+    assert_eq!(status("tml-b", "POST", "save_weights", body), 404);
+    assert_eq!(
+        status("tml-b", "GET", &format!("training_runs/{run}"), Value::Null),
+        404
+    );
+
+    let checkpoint = format!("training_runs/{run}/checkpoints/weights/x");
+    let theirs = open("tml-b");
+    let load = |number: u64| {
+        json!({"session_id": theirs, "model_seq_id": number,
+        "path": format!("tinker://{run}/weights/x"), "optimizer": false})
+    };
+    assert_eq!(status("tml-b", "POST", "load_weights", load(0)), 404);
+    assert_eq!(status("tml-b", "DELETE", &checkpoint, json!({})), 404);
+    let publish = format!("{checkpoint}/publish");
+    assert_eq!(status("tml-b", "POST", &publish, json!({})), 404);
+    assert_eq!(status("tml-a", "POST", &publish, json!({})), 200);
+    assert_eq!(status("tml-b", "POST", "load_weights", load(0)), 200);
+    assert_eq!(status("tml-b", "DELETE", &checkpoint, json!({})), 403);
+    assert_eq!(status("tml-a", "DELETE", &checkpoint, json!({})), 200);
+}
+
+#[test]
+fn connections_can_be_encrypted() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls");
+    let (certificate, key) = (fixtures.join("server.pem"), fixtures.join("server.key"));
+    let refused = LocalServer::builder()
+        .tls(&key, &certificate)
+        .start()
+        .unwrap_err();
+    assert!(refused.to_string().contains("server."), "{refused}");
+    let server = LocalServer::builder()
+        .tls(&certificate, &key)
+        .start()
+        .unwrap();
+    assert!(server.base_url().starts_with("https://127.0.0.1:"));
+
+    use rustls::pki_types::pem::PemObject;
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = certificate.with_file_name("ca.pem");
+    roots
+        .add(rustls::pki_types::CertificateDer::from_pem_file(ca).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let socket = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    let mut stream = rustls::StreamOwned::new(connection, socket);
+    let head = "GET /api/v1/healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut reply = String::new();
+    let _ = stream.read_to_string(&mut reply);
+    assert!(
+        reply.starts_with("HTTP/1.1 200") && reply.ends_with(r#"{"status":"ok"}"#),
+        "{reply}"
+    );
+}
+
+#[test]
+fn metrics_and_the_request_log_say_what_happened() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tinker"))
+        .args(["serve", "--port", "0", "--request-log"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut url = String::new();
+    let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut stdout, &mut url).unwrap();
+    let url = url.trim();
+    let caller = Caller::at(url.to_owned());
+    let model = caller.model(0);
+    model.train(&mut 1, &["hello"]);
+    let reply = request(url, "GET", "/metrics", &[], b"").unwrap();
+    let text = String::from_utf8(reply.body).unwrap();
+    for expected in [
+        r#"tinker_requests_total{method="POST",endpoint="create_session",status="200"} 1"#,
+        r#"tinker_request_seconds_count{method="POST",endpoint="optim_step"} 1"#,
+        r#"tinker_tokens_total{kind="training"} 4"#,
+        "tinker_models 1",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let value = line.rsplit(' ').next().unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+    }
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("POST /api/v1/create_session 200"), "{said}");
+}
