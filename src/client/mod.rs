@@ -45,4 +45,5 @@ const _: () = {
     shared::<TrainingClient>();
     shared::<SamplingClient>();
     shared::<RestClient>();
+    shared::<crate::Pending<crate::SampleResponse>>();
 };

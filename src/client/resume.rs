@@ -244,7 +244,7 @@ impl ServiceClient {
             checkpoint: resume.checkpoint.clone(),
             weights_access_token: resume.weights_access_token.clone(),
         };
-        training.load(&load, with_state)?.join()?;
+        training.wait(training.load(&load, with_state)?)?;
         Ok(training)
     }
 

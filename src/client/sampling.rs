@@ -10,8 +10,8 @@ use crate::runtime::sampling::{Sampler, SamplingProgress, Settings};
 use crate::runtime::session::Session;
 use crate::sync::lock;
 use crate::types::{
-    Checkpoint, CheckpointRef, ModelInput, PromptLogprobs, SampleOptions, SampleRequest,
-    SampleResponse, SamplerInfo, SamplingSessionId, TinkerPath,
+    Checkpoint, CheckpointRef, ModelInput, PromptLogprobs, RetryConfig, SampleOptions,
+    SampleRequest, SampleResponse, SamplerInfo, SamplingSessionId, TinkerPath,
 };
 use crate::wire::handle::{Holder, SamplerHandle};
 use crate::wire::route;
@@ -120,6 +120,7 @@ impl From<&SamplingSessionId> for SamplerSource {
 pub struct SamplingClient {
     inner: Arc<Inner>,
     record_stability_info: bool,
+    retry: RetryConfig,
 }
 
 struct Inner {
@@ -132,7 +133,31 @@ impl SamplingClient {
         Self {
             inner: Arc::new(Inner { sampler, session }),
             record_stability_info: false,
+            retry: RetryConfig::default(),
         }
+    }
+
+    /// This client with settings of its own for repeating what failed. Clones made before stay as
+    /// they are.
+    ///
+    /// ```no_run
+    /// # fn example(service: tinker::ServiceClient) -> tinker::Result<()> {
+    /// use tinker::types::RetryConfig;
+    ///
+    /// let sampler = service
+    ///     .create_sampling_client("Qwen/Qwen3-8B")?
+    ///     .with_retry(RetryConfig::default().without_retries())?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for settings out of range.
+    #[doc(alias = "retry_config")]
+    pub fn with_retry(mut self, retry: RetryConfig) -> Result<Self> {
+        retry.validate()?;
+        self.retry = retry;
+        Ok(self)
     }
 
     /// This client with the service recording, for every sample, what stability-aware training
@@ -173,7 +198,9 @@ impl SamplingClient {
         prompt: &ModelInput,
         options: impl Into<SampleOptions>,
     ) -> Result<SampleResponse> {
-        self.submit_sample(prompt, options)?.join()
+        self.inner
+            .session
+            .wait(self.submit_sample(prompt, options)?)
     }
 
     /// Submits a sample and returns its handle. Dropping the handle cancels the sample.
@@ -234,7 +261,7 @@ impl SamplingClient {
     /// As [`sample`](Self::sample); [`Error::Invalid`] for more tokens than the prompt has after
     /// its first; [`Error::Reply`] if the service scored nothing.
     pub fn compute_logprobs(&self, request: impl Into<LogprobsRequest>) -> Result<PromptLogprobs> {
-        self.submit_logprobs(request)?.join()
+        self.inner.session.wait(self.submit_logprobs(request)?)
     }
 
     /// The handle twin of [`compute_logprobs`](Self::compute_logprobs).
@@ -333,8 +360,9 @@ impl SamplingClient {
         retries: bool,
     ) -> Result<Pending<SampleResponse>> {
         let settings = Settings {
-            retries,
+            retries: retries && self.retry.enable_retry_logic,
             record_stability_info: self.record_stability_info,
+            retry: self.retry,
         };
         let keep = self.inner.clone();
         self.inner.sampler.submit(keep, prompt, options, settings)

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -14,7 +15,8 @@ use crate::runtime::calls::{Effort, Link, Request};
 use crate::runtime::clock::Clock;
 use crate::runtime::session::{Host, Session};
 use crate::types::{
-    FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, SessionId, WhoAmI, console,
+    ClientMetrics, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, SessionId,
+    Unfinished, WhoAmI, console,
 };
 use crate::wire::handle::SamplerHandle;
 use crate::wire::request::{CreateModelRequest, to_json};
@@ -264,6 +266,41 @@ impl ServiceClient {
     /// Where the console shows the session.
     pub fn session_url(&self) -> Result<String> {
         Ok(console::session_url(&self.session_id()?))
+    }
+
+    /// What this client has done and is doing: requests by route and status, retries, bytes,
+    /// threads. A snapshot, which asks the service nothing.
+    ///
+    /// ```
+    /// # fn main() -> tinker::Result<()> {
+    /// let service = tinker::ServiceClient::local()?;
+    /// service.capabilities()?;
+    /// let metrics = service.metrics();
+    /// let asked = ("GET get_server_capabilities".to_owned(), 200);
+    /// assert_eq!(metrics.requests[&asked], 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn metrics(&self) -> ClientMetrics {
+        self.host.metrics()
+    }
+
+    /// Waits until the results of everything submitted are there, for at most `limit`, and names
+    /// what is left then, the oldest first. Nothing is cancelled, and more may be submitted
+    /// meanwhile.
+    ///
+    /// ```no_run
+    /// # fn example(service: tinker::ServiceClient) {
+    /// use std::time::Duration;
+    ///
+    /// for left in service.drain(Duration::from_secs(60)) {
+    ///     eprintln!("{} has taken {:?} so far", left.operation, left.age);
+    /// }
+    /// # }
+    /// ```
+    #[must_use = "it names what is left"]
+    pub fn drain(&self, limit: Duration) -> Vec<Unfinished> {
+        let session = self.host.opened();
+        session.map_or_else(Vec::new, |session| session.drain(limit))
     }
 
     /// Sends what is queued, tells the service that the session ended well, and stops every

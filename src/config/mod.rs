@@ -43,7 +43,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::url::origin;
 use self::url::{host_of, normal_url, password_of};
 use crate::error::{Error, Result};
-use crate::types::QueueUpdate;
+use crate::types::{ClientEvent, QueueUpdate};
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
 #[cfg(feature = "text")]
@@ -105,6 +105,11 @@ pub struct Config {
     pub(crate) heartbeat: Duration,
     pub(crate) poll_timeout: Duration,
     pub(crate) queue_observer: Option<QueueObserver>,
+    pub(crate) event_observer: Option<EventObserver>,
+    pub(crate) call_deadline: Option<Duration>,
+    pub(crate) billing_pause: Option<Duration>,
+    pub(crate) max_queued_bytes: u64,
+    pub(crate) max_queued_samples: usize,
     pub(crate) dialect: Dialect,
     pub(crate) telemetry: bool,
     pub(crate) log_level: Option<log::LevelFilter>,
@@ -175,6 +180,22 @@ impl QueueObserver {
 impl fmt::Debug for QueueObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("QueueObserver")
+    }
+}
+
+/// The user's function for what the client bears on its own.
+#[derive(Clone)]
+pub(crate) struct EventObserver(Arc<dyn Fn(&ClientEvent) + Send + Sync>);
+
+impl EventObserver {
+    pub(crate) fn call(&self, event: &ClientEvent) {
+        (self.0)(event);
+    }
+}
+
+impl fmt::Debug for EventObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventObserver")
     }
 }
 
@@ -270,6 +291,11 @@ impl Default for Config {
             heartbeat: Duration::from_secs(10),
             poll_timeout: Duration::from_secs(45),
             queue_observer: None,
+            event_observer: None,
+            call_deadline: None,
+            billing_pause: None,
+            max_queued_bytes: 4 << 30,
+            max_queued_samples: 1_000_000,
             dialect: Dialect::Auto,
             telemetry: true,
             log_level: None,
@@ -521,6 +547,63 @@ impl Config {
         observer: impl Fn(&QueueUpdate) + Send + Sync + 'static,
     ) -> Self {
         self.queue_observer = Some(QueueObserver(Arc::new(observer)));
+        self
+    }
+
+    /// Calls `observer` with what the client bears on its own: retries, backoff after a 429, the
+    /// pause for a payment, the loss of the session. It runs on the thread that met it, so it
+    /// should be brief; a panic in it is caught. Default: none; what a user should act on is
+    /// logged in any case.
+    ///
+    /// ```
+    /// use tinker::{config::Config, types::ClientEvent};
+    ///
+    /// let config = Config::default().with_event_observer(|event| match event {
+    ///     ClientEvent::Retry { request, delay, error, .. } => {
+    ///         eprintln!("{request} again in {delay:?}: {error}");
+    ///     }
+    ///     other => eprintln!("{other:?}"),
+    /// });
+    /// ```
+    #[must_use]
+    pub fn with_event_observer(
+        mut self,
+        observer: impl Fn(&ClientEvent) + Send + Sync + 'static,
+    ) -> Self {
+        self.event_observer = Some(EventObserver(Arc::new(observer)));
+        self
+    }
+
+    /// How long each request of a blocking call may take, retries included, and each wait of one
+    /// for a result; it then ends with [`Error::Timeout`]. What a model's
+    /// queue has accepted goes on. Default: none; requests end with the
+    /// [patience](Self::with_patience), results take as long as they take.
+    #[must_use]
+    pub fn with_call_deadline(mut self, limit: Duration) -> Self {
+        self.call_deadline = Some(limit);
+        self
+    }
+
+    /// How long work waits when the service reports that payment is due (402); with zero that is
+    /// an error at once. Default: what the service says, usually an hour.
+    #[must_use]
+    pub fn with_billing_pause(mut self, limit: Duration) -> Self {
+        self.billing_pause = Some(limit);
+        self
+    }
+
+    /// How many bytes of training data may wait to be sent. More are refused with
+    /// [`Error::NotSent`]: join some results first. Default: 4 GiB.
+    #[must_use]
+    pub fn with_max_queued_bytes(mut self, bytes: u64) -> Self {
+        self.max_queued_bytes = bytes;
+        self
+    }
+
+    /// How many samples may wait to be sent; likewise. Default: 1,000,000.
+    #[must_use]
+    pub fn with_max_queued_samples(mut self, samples: usize) -> Self {
+        self.max_queued_samples = samples;
         self
     }
 

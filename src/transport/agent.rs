@@ -30,6 +30,7 @@ const IDLE_AGE: Duration = Duration::from_secs(90);
 pub(super) struct Agents {
     lanes: [Lane; Pool::ALL.len()],
     names: Arc<Names>,
+    connections: Connections,
     proxies: ProxyRules,
 }
 
@@ -61,8 +62,14 @@ impl Agents {
         Ok(Self {
             lanes,
             names,
+            connections,
             proxies: ProxyRules::new(&config.proxies)?,
         })
+    }
+
+    /// How many connections are open.
+    pub(super) fn open_connections(&self) -> usize {
+        self.connections.open()
     }
 
     /// The agent for a request of this thread.

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ureq::Error;
 use ureq::unversioned::transport::{
@@ -22,6 +23,31 @@ pub(super) struct Connections(Arc<Connectors>);
 struct Connectors {
     plain: TcpConnector,
     any: DefaultConnector,
+    open: Arc<AtomicUsize>,
+}
+
+impl Connections {
+    /// How many connections are open.
+    pub(super) fn open(&self) -> usize {
+        self.0.open.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts a connection while it lives.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Connector for Connections {
@@ -39,7 +65,10 @@ impl Connector for Connections {
             stream.map(|made| made.map(|stream| Box::new(stream) as Box<dyn Transport>))
         };
         match made {
-            Ok(inner) => Ok(inner.map(Joined::new)),
+            Ok(inner) => Ok(inner.map(|inner| Joined {
+                _counted: Some(Counted::new(&self.0.open)),
+                ..Joined::new(inner)
+            })),
             Err(error) => Err(Error::Other(Box::new(Unconnected(error)))),
         }
     }
@@ -76,6 +105,7 @@ pub(super) struct Joined {
     inner: Box<dyn Transport>,
     held: Vec<u8>,
     cut: Option<Error>,
+    _counted: Option<Counted>,
 }
 
 impl Joined {
@@ -84,6 +114,7 @@ impl Joined {
             inner,
             held: Vec::new(),
             cut: None,
+            _counted: None,
         }
     }
 

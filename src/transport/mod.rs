@@ -95,6 +95,11 @@ impl Transport {
         })
     }
 
+    /// How many connections are open, idle ones included.
+    pub(crate) fn open_connections(&self) -> usize {
+        self.inner.agents.open_connections()
+    }
+
     /// The service's URL, without a trailing slash.
     pub(crate) fn base_url(&self) -> &str {
         &self.inner.base_url

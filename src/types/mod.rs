@@ -25,12 +25,15 @@ mod checkpoint_ref;
 pub mod console;
 mod custom_loss;
 mod datum;
+mod event;
 mod ids;
 mod input;
+mod metrics;
 mod optimizer;
 mod output;
 mod queue;
 mod records;
+mod retry;
 mod sampled;
 mod sampling;
 pub(crate) mod server_config;
@@ -42,6 +45,7 @@ mod training;
 pub use checkpoint_ref::CheckpointRef;
 pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};
 pub use datum::{Datum, DatumRange, Provenance, ProvenanceSpan, SpanKind, chunk_ranges};
+pub use event::ClientEvent;
 pub use ids::{
     CheckpointKind, ModelId, RequestId, SamplingSessionId, SequenceId, SessionId, TinkerPath,
 };
@@ -49,10 +53,12 @@ pub use input::{
     Chunk, DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ImageFormat,
     ModelInput, Tokens,
 };
+pub use metrics::{ClientMetrics, Unfinished};
 pub use optimizer::{AdamParams, DimuonParams, OptimizerConfig, OptimizerFamily, OptimizerParams};
 pub use output::{ForwardBackwardOutput, LossOutput};
 pub use queue::{QueueStatus, QueueUpdate};
 pub use records::*;
+pub use retry::RetryConfig;
 pub use sampled::{
     PromptAltTokens, PromptLogprobs, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
 };

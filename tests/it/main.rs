@@ -57,3 +57,5 @@ mod tidy;
 mod train;
 /// The training client's queue.
 mod training;
+/// What a running client shows and obeys.
+mod watching;

@@ -37,9 +37,8 @@ impl TrainingClient {
         if let Some(loss_id) = self.loss_on_the_service(data, &loss)? {
             return self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id));
         }
-        let forward = self
-            .forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?
-            .join()?;
+        let forward = self.forward(&loss::forward_data(data)?, LossFn::CrossEntropy)?;
+        let forward = self.wait(forward)?;
         let logprobs = (0..data.len())
             .map(|index| shaped_logprobs(&forward, data, index))
             .collect::<Result<Vec<_>>>()?;

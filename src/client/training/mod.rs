@@ -47,6 +47,11 @@ impl TrainingClient {
         Self { queue, session }
     }
 
+    /// Waits on behalf of a blocking call.
+    pub(super) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
+        self.session.wait(pending)
+    }
+
     pub(super) fn queue(&self) -> &Arc<Queue> {
         &self.queue
     }

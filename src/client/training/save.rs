@@ -226,7 +226,7 @@ impl TrainingClient {
     /// A sampling client for the weights as they are after everything submitted so far. They are
     /// not kept: when the session ends they are gone.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
-        let saved = self.save_for_sampling()?.join()?;
+        let saved = self.wait(self.save_for_sampling()?)?;
         match (saved.sampling_session_id, saved.path) {
             (Some(id), _) => {
                 let sampler = self.session.sampler(id, false);
@@ -274,9 +274,8 @@ impl TrainingClient {
             model_id: self.model_id().as_str().into(),
         })?;
         let route = &route::UNLOAD_MODEL;
-        self.session
-            .run::<serde_json::Value>(route, &body)?
-            .join()?;
+        let unloaded = self.session.run::<serde_json::Value>(route, &body)?;
+        self.wait(unloaded)?;
         Ok(())
     }
 

@@ -6,8 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
+use super::metrics::Metrics;
 use super::retry::Effort;
-use crate::config::{Config, Secret};
+use crate::config::{Config, EventObserver, Secret};
 use crate::error::{Context, Error, Result};
 use crate::runtime::clock::Clock;
 use crate::runtime::stop::Stop;
@@ -17,7 +18,7 @@ use crate::transport::auth::{
 };
 use crate::transport::retry::{BillingWindow, error_from_response};
 use crate::transport::{Auth, Body, Head, PROTOCOL_VERSION, Request, Response, Transport};
-use crate::types::ClientConfig;
+use crate::types::{ClientConfig, Timestamp};
 use crate::wire::reply::AuthTokenReply;
 use crate::wire::request::{AuthTokenRequest, ClientConfigRequest, to_json};
 use crate::wire::route;
@@ -35,6 +36,12 @@ pub(crate) struct Link {
     pub(super) startup_patience: Duration,
     /// Whether the user has been told that nobody answers.
     pub(super) unreachable: AtomicBool,
+    pub(super) metrics: Metrics,
+    pub(super) observer: Option<EventObserver>,
+    /// How long each request of a blocking call may take.
+    pub(super) call_deadline: Option<Duration>,
+    /// How long a 402 is borne, if the user has said so.
+    billing_pause: Option<Duration>,
     /// What the service has said about this version so far.
     pub(super) notes: Mutex<HashSet<String>>,
 }
@@ -107,13 +114,31 @@ impl Link {
             patience: config.patience,
             startup_patience: config.startup_patience,
             unreachable: AtomicBool::new(false),
+            metrics: Metrics::default(),
+            observer: config.event_observer.clone(),
+            call_deadline: config.call_deadline,
+            billing_pause: config.billing_pause,
             notes: Mutex::default(),
         }
     }
 
     fn set_billing_pause(&self, config: &ClientConfig) {
-        let limit = Duration::from_secs(config.billing_exception_max_pause_duration_sec);
+        let asked = Duration::from_secs(config.billing_exception_max_pause_duration_sec);
+        let limit = self.billing_pause.unwrap_or(asked);
         *lock(&self.billing) = BillingWindow::new(limit);
+    }
+
+    /// Whether a 402 is an error at once.
+    pub(super) fn never_waits_for_payment(&self) -> bool {
+        self.billing_pause == Some(Duration::ZERO)
+    }
+
+    /// When the token expires, where there is one.
+    pub(super) fn token_expiry(&self) -> Option<Timestamp> {
+        match &self.auth {
+            Credentials::Key(_) => None,
+            Credentials::Tokens(_, cache) => Timestamp::try_from(cache.expires()?).ok(),
+        }
     }
 
     pub(crate) fn transport(&self) -> &Transport {

@@ -3,6 +3,7 @@
 pub(crate) mod download;
 pub(crate) mod files;
 mod link;
+mod metrics;
 pub(crate) mod part;
 mod retry;
 

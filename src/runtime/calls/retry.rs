@@ -20,6 +20,7 @@ use crate::transport::retry::{
 use crate::transport::{
     Auth, Body, CONNECT_TIMEOUT, Fault, FaultKind, READ_TIMEOUT, Request, Response,
 };
+use crate::types::ClientEvent;
 use crate::wire::query;
 use crate::wire::reply::decode_json;
 use crate::wire::route::{Method, Route};
@@ -179,7 +180,7 @@ impl Link {
         let key = self.key().map_err(AttemptError::Credentials)?;
         let mut request = request;
         request.auth = Auth::Key(&key);
-        let outcome = self.transport.exchange(&request);
+        let outcome = self.exchange(&request);
         self.note_reach(&outcome);
         if let Ok(response) = &outcome {
             self.note_deprecation(response, &request.label);
@@ -189,10 +190,15 @@ impl Link {
 
     /// Whether a 402 falls into the pause for topping up; says so once a minute.
     pub(crate) fn billing_pause(&self) -> bool {
-        match lock(&self.billing).refused(self.clock.now()) {
+        if self.never_waits_for_payment() {
+            return false;
+        }
+        let billing = lock(&self.billing).refused(self.clock.now());
+        match billing {
             Billing::GiveUp => false,
             Billing::Pause { log } => {
                 if log {
+                    self.tell(&ClientEvent::BillingPause);
                     log::warn!(
                         "the service reports that payment is due (402); waiting, add credit in \
                          the console to go on"
@@ -271,6 +277,9 @@ impl Link {
             return Err(Error::Timeout(about(message)));
         }
         log::debug!("trying again in {delay:?}: {cause}");
+        let context = cause.context();
+        let request = context.and_then(|context| context.request.as_deref());
+        self.retrying(request.unwrap_or_default(), delay, cause);
         if self.clock.pause(&self.stop, delay) {
             let message = "the client was closed while this waited for another attempt";
             return Err(Error::Closed(about(message)));
@@ -321,6 +330,11 @@ impl<'a, T> Carrying<'a, T> {
         key: &'a dyn Fn(Duration) -> Result<Secret>,
         decode: &'a dyn Fn(Response) -> Result<T>,
     ) -> Self {
+        let effort = match (effort.deadline, link.call_deadline) {
+            // Only what someone waits for: a queue's submissions end when they end.
+            (None, Some(limit)) if effort.idempotent => effort.until(link.deadline(limit)),
+            _ => effort,
+        };
         Self {
             link,
             effort,
@@ -412,7 +426,7 @@ impl<'a, T> Carrying<'a, T> {
         let mut request = request.clone();
         request.auth = Auth::Key(&key);
         self.limit(&mut request);
-        let outcome = link.transport.exchange(&request);
+        let outcome = link.exchange(&request);
         link.note_reach(&outcome);
         let now = SystemTime::now();
         let (tries, retries) = (request.retry_count, self.effort.retries);

@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::config::{Config, QueueObserver};
 use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::calls::Link;
-use crate::runtime::pending::Status;
+use crate::runtime::pending::{Outstanding, Status};
 use crate::runtime::stop::Stop;
 use crate::runtime::threads::{Bytes, BytesGuard, Cpu, Crew};
-use crate::types::{ClientConfig, QueueStatus, QueueUpdate};
+use crate::types::{ClientConfig, ClientEvent, QueueStatus, QueueUpdate};
 
 /// How often the state of one operation's queue is logged.
 const QUEUE_LOG: Duration = Duration::from_secs(60);
@@ -29,6 +29,7 @@ pub(crate) struct Results {
     pub(crate) cpu: Cpu,
     /// Bytes of results being fetched.
     bytes: Bytes,
+    pub(crate) outstanding: Outstanding,
     report: Report,
     observer_failed: AtomicBool,
     /// Set once the session takes nothing more.
@@ -57,6 +58,7 @@ impl Results {
             crew: Crew::new("tinker-wait", config.max_waiting_threads),
             cpu: Cpu::default(),
             bytes: Bytes::new(client_config.inflight_response_bytes_semaphore_size),
+            outstanding: Outstanding::default(),
             report: Box::new(report),
             observer_failed: AtomicBool::new(false),
             closing: Stop::default(),
@@ -91,6 +93,10 @@ impl Results {
         let error = Error::Lost(context).with_effect(Effect::Accepted);
         if self.lost.set(error.clone()).is_ok() {
             log::error!("{error}: {cause}");
+            self.link.tell(&ClientEvent::SessionLost {
+                session_id: session_id.into(),
+                error,
+            });
         }
     }
 

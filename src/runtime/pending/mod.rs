@@ -1,9 +1,11 @@
 //! `Pending<T>`: the join handle of every submitted operation.
 
+mod outstanding;
 mod promise;
 mod status;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use crate::error::{Context, Effect, Error, Result};
 use crate::sync::lock;
 use crate::types::{QueueStatus, RequestId};
 
+pub(crate) use self::outstanding::Outstanding;
 pub(crate) use self::promise::{Aborter, OnDrop, Promise, promise};
 pub(crate) use self::status::Status;
 
@@ -98,6 +101,14 @@ impl<T: Send + 'static> Pending<T> {
         })
     }
 
+    /// Waits, for at most `limit` if there is one.
+    pub(crate) fn join_by(self, limit: Option<Duration>) -> Result<T> {
+        match limit {
+            Some(limit) => self.join_within(limit),
+            None => self.join(),
+        }
+    }
+
     /// Applies `f` to the result, on the thread that joins.
     pub fn map<U, F>(self, f: F) -> Pending<U>
     where
@@ -125,7 +136,29 @@ impl<T: Send + 'static> Pending<T> {
 impl<T> Pending<T> {
     /// Sends `index` when the result is there.
     pub(crate) fn notify(&self, sender: Sender<usize>, index: usize) {
-        self.source.watch(Watcher { sender, index });
+        self.source.watch(Watcher::Channel { sender, index });
+    }
+
+    /// Calls `callback` when the result is there, which may be at once: to wake an event loop,
+    /// say. It runs on whichever thread brought the result, so it should be brief; a panic in it
+    /// is caught.
+    ///
+    /// ```no_run
+    /// # fn example(training: tinker::TrainingClient) -> tinker::Result<()> {
+    /// let (sender, ready) = std::sync::mpsc::channel();
+    /// let optim = training.optim_step(tinker::AdamParams::default())?;
+    /// optim.on_ready(move || drop(sender.send("optim_step")));
+    /// # let _ = ready; optim.join()?; Ok(()) }
+    /// ```
+    pub fn on_ready(&self, callback: impl FnOnce() + Send + 'static) {
+        self.source.watch(Watcher::Call(Box::new(callback)));
+    }
+
+    /// Gives a sample up: whoever joins it gets [`Error::Cancelled`], and it is cancelled on the
+    /// service where that is supported. False for what is done already, and for operations of a
+    /// model, which cannot be taken back.
+    pub fn cancel(&self) -> bool {
+        self.source.cancel()
     }
 
     /// Whether the result is there, so that `join` would not wait.
@@ -261,9 +294,23 @@ pub(crate) enum Until {
 }
 
 /// Someone who wants to hear that a result is there.
-pub(crate) struct Watcher {
-    sender: Sender<usize>,
-    index: usize,
+pub(crate) enum Watcher {
+    Channel { sender: Sender<usize>, index: usize },
+    Call(Box<dyn FnOnce() + Send>),
+}
+
+impl Watcher {
+    fn tell(self) {
+        match self {
+            // The iterator may be gone; then nobody needs to know.
+            Self::Channel { sender, index } => drop(sender.send(index)),
+            Self::Call(call) => {
+                if catch_unwind(AssertUnwindSafe(call)).is_err() {
+                    log::error!("a callback for a finished operation panicked; the client goes on");
+                }
+            }
+        }
+    }
 }
 
 trait Source<T>: Send + Sync {
@@ -271,6 +318,7 @@ trait Source<T>: Send + Sync {
     fn is_finished(&self) -> bool;
     fn status(&self) -> &Status;
     fn watch(&self, watcher: Watcher);
+    fn cancel(&self) -> bool;
 }
 
 struct Mapped<T, F> {
@@ -303,6 +351,10 @@ where
 
     fn watch(&self, watcher: Watcher) {
         self.inner.source.watch(watcher);
+    }
+
+    fn cancel(&self) -> bool {
+        self.inner.source.cancel()
     }
 }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use super::outstanding::{Entry, Outstanding};
 use super::{Pending, Source, Status, Until, Watcher};
 use crate::error::{Context, Error, Result};
 use crate::sync::lock;
@@ -32,6 +33,7 @@ pub(crate) fn promise<T: Send + 'static>(
     let promise = Promise {
         slot: Some(slot.clone()),
         operation: status.operation(),
+        _entry: None,
     };
     let handle = Handle {
         slot,
@@ -55,6 +57,8 @@ pub(crate) type Aborter = Box<dyn Fn(Option<Error>) -> bool + Send + Sync>;
 pub(crate) struct Promise<T> {
     slot: Option<Arc<Slot<T>>>,
     operation: &'static str,
+    /// Its place among the unfinished, given up after the result is there.
+    _entry: Option<Entry>,
 }
 
 impl<T: Send + 'static> Promise<T> {
@@ -75,6 +79,12 @@ impl<T: Send + 'static> Promise<T> {
 }
 
 impl<T> Promise<T> {
+    /// Counts among the unfinished operations until it is resolved.
+    pub(crate) fn counted(mut self, all: &Outstanding, status: &Arc<Status>) -> Self {
+        self._entry = Some(all.add(status));
+        self
+    }
+
     pub(crate) fn resolve(mut self, result: Result<T>) {
         if let Some(slot) = self.slot.take() {
             slot.resolve(result);
@@ -108,20 +118,19 @@ struct State<T> {
 }
 
 impl<T> Slot<T> {
-    fn resolve(&self, result: Result<T>) {
+    /// False if it was resolved before.
+    fn resolve(&self, result: Result<T>) -> bool {
         let mut state = lock(&self.state);
         if state.done {
-            return;
+            return false;
         }
         state.result = Some(Box::new(result));
         state.done = true;
         let watchers = std::mem::take(&mut state.watchers);
         drop(state);
         self.ready.notify_all();
-        for watcher in watchers {
-            // The iterator may be gone; then nobody needs to know.
-            let _ = watcher.sender.send(watcher.index);
-        }
+        watchers.into_iter().for_each(Watcher::tell);
+        true
     }
 }
 
@@ -173,12 +182,24 @@ impl<T: Send> Source<T> for Handle<T> {
         let mut state = lock(&self.slot.state);
         if state.done {
             drop(state);
-            let _ = watcher.sender.send(watcher.index);
+            watcher.tell();
         } else {
             // Hardly ever more than one, and thousands may wait.
             state.watchers.reserve_exact(1);
             state.watchers.push(watcher);
         }
+    }
+
+    fn cancel(&self) -> bool {
+        if self.on_drop == OnDrop::GoesOn || self.is_finished() {
+            return false;
+        }
+        let error = Error::Cancelled(Context::new("by its handle"));
+        let cancelled = self
+            .slot
+            .resolve(Err(error.for_request(self.status.operation())));
+        self.status.cancel();
+        cancelled
     }
 }
 

@@ -12,7 +12,7 @@ use crate::runtime::futures::{Accepted, Outcome, Poller, Watch};
 use crate::runtime::pending::{Promise, Status};
 use crate::transport::retry::{Backoff, Meaning, error_from_response, wish};
 use crate::transport::{Body, Request, Response};
-use crate::types::{ModelInput, SampleOptions, SampleResponse};
+use crate::types::{ClientEvent, ModelInput, SampleOptions, SampleResponse};
 use crate::wire::dialect::{align_prompt, decode_sample};
 use crate::wire::reply::{FutureReply, decode_json};
 use crate::wire::request::{AsampleRequest, to_json_sized};
@@ -66,10 +66,11 @@ impl Job {
             }
             Submitted::Backoff(delay) => {
                 let (sampler, bytes) = (self.sampler.clone(), self.bytes);
-                if let Some(error) = sampler.stuck() {
+                if let Some(error) = sampler.stuck(&self.settings) {
                     return self.fail(error);
                 }
                 sampler.backoff.extend(sampler.now() + delay);
+                sampler.link().tell(&ClientEvent::Backoff { delay });
                 self.requeue(|samples, job| samples.push_front(job, bytes, flight));
             }
             Submitted::Again(error) => self.again(error, flight),
@@ -142,11 +143,14 @@ impl Job {
             self.refusals = 0;
             return self.retry(error, flight);
         }
-        if let Some(stuck) = self.sampler.stuck() {
+        if let Some(stuck) = self.sampler.stuck(&self.settings) {
             return self.fail(stuck);
         }
         let delay = Backoff::OUTAGE.delay(self.refusals, fastrand::f64());
         self.refusals += 1;
+        self.sampler
+            .link()
+            .retrying(&ASAMPLE.label(), delay, &error);
         self.sampler.progress.retried();
         let bytes = self.bytes;
         self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
@@ -209,6 +213,7 @@ impl Job {
             Ok(response)
         };
         let (status, sampler) = (self.status.clone(), self.sampler.clone());
+        let settings = self.settings;
         let done = move |outcome| {
             if let Some(poller) = poller {
                 poller.fetched(&id);
@@ -224,7 +229,7 @@ impl Job {
         )
         .bearing(Some(room.results.patience()))
         .repeated(repeated)
-        .giving_up(move || sampler.stuck())
+        .giving_up(move || sampler.stuck(&settings))
         .on(crew)
     }
 
@@ -258,11 +263,12 @@ impl Job {
         {
             return self.fail(error);
         }
-        if let Some(stuck) = self.sampler.stuck() {
+        if let Some(stuck) = self.sampler.stuck(&self.settings) {
             return self.fail(stuck);
         }
-        let delay = Backoff::SAMPLING.delay(self.attempts, fastrand::f64());
+        let delay = self.settings.delays().delay(self.attempts, fastrand::f64());
         log::debug!("submitting a sample again in {delay:?}: {error}");
+        self.sampler.link().retrying("sample", delay, &error);
         self.attempts += 1;
         self.number = None;
         self.sampler.progress.retried();

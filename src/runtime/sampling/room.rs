@@ -1,6 +1,7 @@
 //! What the samplers of a session share: the dispatcher, its threads, cancellations, pollers.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::cancel::Cancels;
@@ -128,6 +129,17 @@ impl Sampling {
                 });
             }
         })
+    }
+
+    /// Threads that submit and fetch samples.
+    pub(crate) fn threads(&self) -> usize {
+        self.couriers.threads() + self.fetchers.threads()
+    }
+
+    /// How long samples are held back.
+    pub(crate) fn backoff(&self, now: Instant) -> Option<Duration> {
+        let link = &self.results.link;
+        Backoff::shared(link.transport().base_url(), &link.identity()).remaining(now)
     }
 
     /// Ends the dispatcher, the pollers and their threads.

@@ -10,10 +10,12 @@ use super::job::Job;
 use super::progress::Progress;
 use super::room::Sampling;
 use crate::error::{Context, Error, Result};
+use crate::runtime::calls::Link;
 use crate::runtime::futures::Poller;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::sync::lock;
-use crate::types::{ModelInput, SampleOptions, SampleResponse, SamplingSessionId};
+use crate::transport::retry::Backoff as Delays;
+use crate::types::{ModelInput, RetryConfig, SampleOptions, SampleResponse, SamplingSessionId};
 use crate::wire::reply::JoinSamplingSessionReply;
 use crate::wire::request::{JoinSamplingSessionRequest, to_json};
 use crate::wire::route::JOIN_SAMPLING_SESSION;
@@ -27,6 +29,20 @@ pub(crate) struct Settings {
     /// Whether a failed sample is repeated.
     pub(crate) retries: bool,
     pub(crate) record_stability_info: bool,
+    pub(crate) retry: RetryConfig,
+}
+
+impl Settings {
+    /// The waits before a sample is submitted again.
+    pub(super) fn delays(&self) -> Delays {
+        let RetryConfig {
+            retry_delay_base: base,
+            retry_delay_max: max,
+            jitter_factor: jitter,
+            ..
+        } = self.retry;
+        Delays::between(base, max, jitter)
+    }
 }
 
 /// One sampler: a sampling session of the service and this process's place in it.
@@ -73,8 +89,10 @@ impl Sampler {
     ) -> Result<Pending<SampleResponse>> {
         self.room.results.check_open()?;
         options.validate()?;
+        self.check_room()?;
         let status = Status::new("sample");
         let (promise, pending) = promise(status.clone(), OnDrop::Cancels, keep);
+        let promise = promise.counted(&self.room.results.outstanding, &status);
         let bytes = prompt.sampling_byte_estimate() as u64;
         let job = Box::new(Job {
             ticket: self.progress.begin(self.now()),
@@ -94,8 +112,25 @@ impl Sampler {
         Ok(pending)
     }
 
+    /// Refuses a sample while too many wait.
+    fn check_room(&self) -> Result<()> {
+        let (waiting, most) = (self.waiting(), self.room.results.config.max_queued_samples);
+        if waiting < most {
+            return Ok(());
+        }
+        let message = format!(
+            "{waiting} samples wait to be sent, which is as many as may \
+             (`Config::with_max_queued_samples`); join some first, or use sample_batch"
+        );
+        Err(Error::NotSent(Context::new(message)).for_request("sample"))
+    }
+
     pub(super) fn now(&self) -> Instant {
         self.room.results.link.clock().now()
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.room.results.link
     }
 
     /// Samples that wait to be sent, of all samplers of the session.
@@ -152,13 +187,12 @@ impl Sampler {
     }
 
     /// The error of a run that gets nowhere.
-    pub(super) fn stuck(&self) -> Option<Error> {
-        let limit = self.room.results.config.stuck_after;
-        let detects = self
-            .room
-            .results
-            .client_config
-            .sample_enable_stuck_detection;
+    pub(super) fn stuck(&self, settings: &Settings) -> Option<Error> {
+        let results = &self.room.results;
+        let usual = results.config.stuck_after;
+        let limit = settings.retry.progress_timeout.unwrap_or(usual);
+        let detects = results.client_config.sample_enable_stuck_detection
+            && settings.retry.enable_stuck_detection;
         let idle = self.progress.since_success(self.now());
         (detects && idle >= limit).then(|| {
             let message = format!("no sample has succeeded for {} s", idle.as_secs());

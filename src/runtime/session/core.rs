@@ -1,6 +1,7 @@
 //! What a session's threads share.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::telemetry::Telemetry;
 use crate::config::Config;
@@ -9,6 +10,7 @@ use crate::runtime::futures::Results;
 use crate::runtime::sampling::Sampling;
 use crate::runtime::threads::Background;
 use crate::runtime::training::Training;
+use crate::sync::lock;
 use crate::types::{ClientConfig, DynamicConfig};
 
 /// The parts of a session. Threads hold this, never the [`Session`](super::Session) that owns and
@@ -24,6 +26,8 @@ pub(crate) struct Core {
     pub(super) results: Arc<Results>,
     pub(super) telemetry: Telemetry,
     pub(super) background: Arc<Background>,
+    /// When the service last took a heartbeat.
+    beaten: Mutex<Option<Instant>>,
 }
 
 impl Core {
@@ -61,7 +65,18 @@ impl Core {
             results,
             telemetry,
             background,
+            beaten: Mutex::default(),
         }
+    }
+
+    /// Notes that the service has taken a heartbeat.
+    pub(super) fn beaten(&self, now: Instant) {
+        *lock(&self.beaten) = Some(now);
+    }
+
+    pub(super) fn since_heartbeat(&self, now: Instant) -> Option<Duration> {
+        let last = *lock(&self.beaten);
+        last.map(|last| now.saturating_duration_since(last))
     }
 
     /// Wakes and ends everything that runs for the session, and waits for it, except for the

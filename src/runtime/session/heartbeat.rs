@@ -19,7 +19,9 @@ pub(super) fn beat(core: &Core) -> Result<()> {
     })?;
     let route = &route::SESSION_HEARTBEAT;
     let request = Request::to(route, route.fixed_path()).with_body(Body::Json(&body));
-    core.link.call_raw(request, route.into()).map(drop)
+    core.link.call_raw(request, route.into())?;
+    core.beaten(core.link.clock().now());
+    Ok(())
 }
 
 /// Keeps the session alive. Its own thread and its own connections: nothing delays it.

@@ -12,7 +12,7 @@ use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::retry::error_from_response;
 use crate::transport::{Auth, Request, Response, Transport};
-use crate::types::{ClientConfig, FinishReason, Timestamp};
+use crate::types::{ClientConfig, ClientMetrics, FinishReason, Timestamp};
 use crate::wire::handle::SamplerHandle;
 use crate::wire::route::Route;
 
@@ -126,6 +126,18 @@ impl Host {
             *current = Visit::new(&self.config)?;
         }
         Ok(Some(session.core.session_id.clone()))
+    }
+
+    /// What was counted so far; asks the service nothing.
+    pub(crate) fn metrics(&self) -> ClientMetrics {
+        let mut metrics = match self.current().link.peek() {
+            Some((link, _)) => link.metrics(),
+            None => ClientMetrics::default(),
+        };
+        if let Some(session) = self.opened() {
+            session.count(&mut metrics);
+        }
+        metrics
     }
 
     /// Joins the session of a sampler's maker, with this client's credentials.

@@ -19,7 +19,7 @@ impl Session {
         body: impl FnOnce(&str, u64) -> Result<Vec<u8>>,
     ) -> Result<Arc<Queue>> {
         let body = body(&self.core.session_id, self.next_model())?;
-        let reply: CreateModelReply = self.run(&route::CREATE_MODEL, &body)?.join()?;
+        let reply: CreateModelReply = self.wait(self.run(&route::CREATE_MODEL, &body)?)?;
         self.start_queue(reply.model_id.into(), 1)
     }
 
@@ -31,8 +31,8 @@ impl Session {
     ) -> Result<Arc<Queue>> {
         let (session_id, number) = (self.core.session_id.as_str(), self.next_model());
         let body = body(session_id, number)?;
-        self.run::<serde_json::Value>(&route::LOAD_WEIGHTS, &body)?
-            .join()?;
+        let loaded = self.run::<serde_json::Value>(&route::LOAD_WEIGHTS, &body)?;
+        self.wait(loaded)?;
         let model_id = ModelId::from(format!("{session_id}:train:{number}"));
         self.start_queue(model_id, 1)
     }

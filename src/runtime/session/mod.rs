@@ -6,6 +6,7 @@ mod counters;
 mod heartbeat;
 mod host;
 mod make;
+mod metrics;
 mod open;
 mod opened;
 mod telemetry;
@@ -80,6 +81,11 @@ impl Session {
     ) -> Result<Pending<T>> {
         let keep = self.clone();
         self.core.training.run(keep, route, body)
+    }
+
+    /// Waits for a result on behalf of a blocking call, for as long as those may take.
+    pub(crate) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
+        pending.join_by(self.core.config.call_deadline)
     }
 
     /// Starts the queue of a model whose next request has number `next`.

@@ -58,6 +58,15 @@ impl Background {
         Ok(())
     }
 
+    /// How many run.
+    pub(crate) fn threads(&self) -> usize {
+        let handles = lock(&self.handles);
+        handles
+            .iter()
+            .filter(|thread| !thread.is_finished())
+            .count()
+    }
+
     /// Waits for every thread to end, except for the one that called this, should it be among
     /// them.
     pub(crate) fn join(&self) {

@@ -125,7 +125,7 @@ impl Crew {
         !lock(&self.0.state).queue.is_empty()
     }
 
-    #[cfg(test)]
+    /// How many threads there are, idle ones included.
     pub(crate) fn threads(&self) -> usize {
         lock(&self.0.state).running.len()
     }

@@ -95,6 +95,7 @@ impl Training {
     ) -> Result<Pending<T>> {
         let status = Status::new(T::ROUTE.template);
         let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        let promise = promise.counted(&self.results.outstanding, &status);
         self.watch(request_id, status, promise, plain_result)?;
         Ok(pending)
     }

@@ -9,6 +9,7 @@ use crossbeam_channel::unbounded;
 
 use super::dialect::{Hint, Spoken, hint};
 use super::gather::{Gather, Gathered};
+use super::limit::QueuedBytes;
 use super::queue::{Gate, Operation, Shared, Worker};
 use super::room::Training;
 use super::sequence::{Conflict, Sent, classify};
@@ -41,6 +42,8 @@ pub(crate) struct Call {
     pub(crate) forward_only: bool,
     pub(crate) model_id: String,
     pub(crate) status: Arc<Status>,
+    /// Its share of what may be queued.
+    pub(super) _room: Option<QueuedBytes>,
 }
 
 impl Operation for Forward {
@@ -289,6 +292,7 @@ impl Sending {
             forward_only: true,
             model_id: self.call.model_id.clone(),
             status: self.call.status.clone(),
+            _room: None,
         });
         self.post(&filler, 0..1, bytes, number).map(drop)
     }

@@ -60,7 +60,8 @@ impl Training {
             graph: std::borrow::Cow::Borrowed(&graph.graph),
         })?;
         let route = &route::CREATE_CUSTOM_LOSS;
-        let reply: CreateCustomLossReply = self.run(keep, route, &body)?.join()?;
+        let pending = self.run::<CreateCustomLossReply>(keep, route, &body)?;
+        let reply = pending.join_by(self.results.config.call_deadline)?;
         self.losses.learned(key, reply.loss_id.clone());
         Ok(reply.loss_id)
     }

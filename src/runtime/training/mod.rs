@@ -5,6 +5,7 @@ mod buffers;
 mod chunks;
 mod dialect;
 mod gather;
+mod limit;
 mod losses;
 mod lost;
 mod queue;

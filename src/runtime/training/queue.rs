@@ -126,6 +126,7 @@ impl Queue {
         let status = Status::new(operation);
         let keep: Arc<dyn Any + Send + Sync> = self.clone();
         let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        let promise = promise.counted(&self.shared.training.results.outstanding, &status);
         self.ends_with(promise.aborter());
         (status, promise, pending)
     }

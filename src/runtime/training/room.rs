@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::buffers::Buffers;
 use super::dialect::Dialect;
+use super::limit::QueueLimit;
 use super::losses::Losses;
 use super::lost::plain_result;
 use super::queue::Shared;
@@ -36,6 +37,8 @@ pub(crate) struct Training {
     pub(super) buffers: Buffers,
     pub(super) dialect: Dialect,
     pub(super) losses: Losses,
+    /// Bytes of calls that wait to be sent.
+    pub(super) queued: QueueLimit,
     /// Loss inputs that the user has been told about, a few.
     pub(super) misspelt: Mutex<BTreeSet<String>>,
     queues: Mutex<Vec<Weak<Shared>>>,
@@ -52,6 +55,7 @@ impl Training {
             buffers: Buffers::default(),
             dialect: Dialect::new(results.config.dialect),
             losses: Losses::default(),
+            queued: QueueLimit::default(),
             misspelt: Mutex::default(),
             queues: Mutex::default(),
             accepted: Mutex::default(),
@@ -74,6 +78,7 @@ impl Training {
         let status = Status::new(route.template);
         status.accepted(&reply.request_id);
         let (promise, pending) = promise(status.clone(), OnDrop::GoesOn, keep);
+        let promise = promise.counted(&self.results.outstanding, &status);
         let accepted = Accepted {
             request_id: reply.request_id,
             request_type: route.request_type,
@@ -119,6 +124,11 @@ impl Training {
             queue.drain(deadline);
         }
         queues.iter().map(|queue| queue.abandon()).sum()
+    }
+
+    /// Threads that send chunks; those of the queues are the session's.
+    pub(crate) fn threads(&self) -> usize {
+        self.submitters.threads()
     }
 
     /// Ends the queues' threads.

@@ -190,11 +190,16 @@ impl Queue {
             return Err(Error::invalid("data", "must hold at least one datum"));
         }
         self.note_misspelt(data, &loss);
+        let training = &self.shared().training;
+        let bytes: usize = data.iter().map(Datum::byte_estimate).sum();
+        let most = training.results.config.max_queued_bytes;
+        let room = training.queued.take(bytes as u64, most);
         Ok(Arc::new(Call {
             data: data.to_vec(),
             loss,
             forward_only: pass == Pass::Forward,
             model_id: self.model_id().to_string(),
+            _room: Some(room.map_err(|error| error.for_request(status.operation()))?),
             status,
         }))
     }

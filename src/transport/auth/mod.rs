@@ -311,6 +311,11 @@ impl TokenCache {
         lock(&self.state).next_refresh(now)
     }
 
+    /// When the current token expires, if it says.
+    pub(crate) fn expires(&self) -> Option<SystemTime> {
+        lock(&self.state).token.as_ref()?.expires
+    }
+
     /// What the current token says about its owner.
     ///
     /// # Errors

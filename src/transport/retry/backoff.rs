@@ -18,8 +18,6 @@ impl Backoff {
     /// Between rounds of the HTTP layer, between polls that fail, between submissions of a sample
     /// that nobody took.
     pub(crate) const OUTAGE: Self = Self::new(1.0, 30.0, (0.75, 1.0));
-    /// Before a sample whose result was lost is submitted again.
-    pub(crate) const SAMPLING: Self = Self::new(0.5, 10.0, (0.75, 1.25));
 
     const fn new(first: f64, most: f64, spread: (f64, f64)) -> Self {
         Self {
@@ -27,6 +25,13 @@ impl Backoff {
             most,
             spread,
         }
+    }
+
+    /// Before a sample whose result was lost is submitted again: waits that a user may choose,
+    /// varied by a share to either side.
+    pub(crate) fn between(first: Duration, most: Duration, jitter: f64) -> Self {
+        let (first, most) = (first.as_secs_f64(), most.as_secs_f64());
+        Self::new(first, most, (1.0 - jitter, 1.0 + jitter))
     }
 
     /// The wait after `tries` earlier ones. `chance` is between 0 (the longest) and 1.
@@ -53,6 +58,7 @@ mod tests {
         };
         assert_eq!(seconds(0.0), [1.0, 2.0, 16.0, 30.0, 30.0]);
         assert_eq!(seconds(1.0), [0.75, 1.5, 12.0, 22.5, 22.5]);
-        assert_eq!(Backoff::SAMPLING.delay(9, 0.0), Duration::from_secs(10));
+        let sampling = Backoff::between(Duration::from_millis(500), Duration::from_secs(10), 0.25);
+        assert_eq!(sampling.delay(9, 0.0), Duration::from_secs(10));
     }
 }
