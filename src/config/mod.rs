@@ -23,6 +23,9 @@
 //! | `SSL_CERT_FILE`, `SSL_CERT_DIR` | the certificates to trust, in place of the built-in ones | none |
 //! | `HOME` (`USERPROFILE`) | where `.tinker/credentials.json` lies | none |
 //! | `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME` | where downloaded tokenizers lie | `~/.cache/huggingface/hub` |
+//! | `HF_TOKEN`, `HF_TOKEN_PATH` | the Hugging Face token, or the file it is in | `HF_HOME/token` |
+//! | `HF_ENDPOINT` | another Hugging Face hub | the public one |
+//! | `HF_HUB_OFFLINE` | download nothing from it | off |
 //!
 //! `TINKER_FEATURE_GATES` is accepted and has no effect, as in the reference SDK.
 
@@ -47,7 +50,9 @@ use crate::types::{ClientEvent, QueueUpdate};
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
 #[cfg(feature = "text")]
-pub(crate) use hub::hub_cache;
+pub use hub::hub_cache;
+#[cfg(feature = "text")]
+pub(crate) use hub::{DEFAULT_HUB, HubSettings};
 pub use secret::Secret;
 
 /// The hosted service, used when no other URL is given.

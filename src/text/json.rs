@@ -188,7 +188,7 @@ impl std::fmt::Display for Json {
     }
 }
 
-fn write_text(text: &str, ascii: bool, out: &mut String) {
+pub(super) fn write_text(text: &str, ascii: bool, out: &mut String) {
     out.push('"');
     for c in text.chars() {
         match c {
@@ -211,7 +211,7 @@ fn write_text(text: &str, ascii: bool, out: &mut String) {
 }
 
 /// Python's `repr` of a float: the shortest digits, an exponent from 1e16 up and below 1e-4.
-fn write_float(value: f64, out: &mut String) {
+pub(super) fn write_float(value: f64, out: &mut String) {
     if !value.is_finite() {
         let name = match value {
             v if v.is_nan() => "NaN",

@@ -11,6 +11,7 @@
 
 #[cfg(feature = "chat")]
 mod chat;
+mod convert;
 pub mod data;
 mod hub;
 #[allow(dead_code, reason = "the renderers that print it come next")]
@@ -20,11 +21,14 @@ mod message;
 mod selection;
 mod special;
 mod stream;
+#[cfg(feature = "chat")]
+mod template;
 mod tokenizer;
 
 #[cfg(feature = "chat")]
 pub use chat::ChatOptions;
 pub use data::{DatumOptions, Example, Reduction};
+pub use hub::{Hub, HubProgress, Repo, RepoFiles};
 pub use json::Json;
 pub use message::{Message, ToolCall, UnparsedToolCall};
 pub use selection::TokenizerId;

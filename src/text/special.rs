@@ -8,7 +8,10 @@ use serde_json::{Map, Value};
 #[derive(Debug, Default)]
 pub(super) struct TokenizerConfig {
     pub(super) special_tokens: BTreeMap<String, String>,
-    pub(super) chat_template: Option<String>,
+    /// By name; the only one of most models is called `default`.
+    pub(super) chat_templates: BTreeMap<String, String>,
+    /// Further special tokens, without a role.
+    pub(super) extra_special_tokens: Vec<String>,
 }
 
 impl TokenizerConfig {
@@ -21,7 +24,15 @@ impl TokenizerConfig {
             .collect();
         Self {
             special_tokens,
-            chat_template: config.get("chat_template").and_then(default_template),
+            chat_templates: config
+                .get("chat_template")
+                .map(templates)
+                .unwrap_or_default(),
+            extra_special_tokens: ["additional_special_tokens", "extra_special_tokens"]
+                .into_iter()
+                .filter_map(|name| config.get(name))
+                .flat_map(all_tokens)
+                .collect(),
         }
     }
 }
@@ -32,17 +43,31 @@ fn token_text(value: &Value) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// A template is given as its text, or several by name, of which `default` is the plain one.
-fn default_template(value: &Value) -> Option<String> {
-    let template = match value {
-        Value::Array(named) => named
-            .iter()
-            .find(|entry| entry["name"] == "default")
-            .map(|entry| &entry["template"])?,
-        Value::Object(named) => named.get("default")?,
-        template => template,
+/// A list of tokens, or tokens by names of their own.
+fn all_tokens(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(tokens) => tokens.iter().filter_map(token_text).collect(),
+        Value::Object(tokens) => tokens.values().filter_map(token_text).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A template is given as its text, or several by name.
+pub(super) fn templates(value: &Value) -> BTreeMap<String, String> {
+    let named = |name: &Value, template: &Value| {
+        Some((name.as_str()?.to_owned(), template.as_str()?.to_owned()))
     };
-    template.as_str().map(str::to_owned)
+    match value {
+        Value::Array(entries) => entries
+            .iter()
+            .filter_map(|entry| named(&entry["name"], &entry["template"]))
+            .collect(),
+        Value::Object(entries) => entries
+            .iter()
+            .filter_map(|(name, template)| Some((name.clone(), template.as_str()?.to_owned())))
+            .collect(),
+        template => named(&"default".into(), template).into_iter().collect(),
+    }
 }
 
 #[cfg(test)]
@@ -60,7 +85,8 @@ mod tests {
                 config.special_tokens.get("eos_token").map(String::as_str),
                 eos
             );
-            assert_eq!(config.chat_template.as_deref(), template);
+            let default = config.chat_templates.get("default");
+            assert_eq!(default.map(String::as_str), template);
         }
         check(json!({}), None, None);
         check(

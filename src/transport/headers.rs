@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ureq::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, RANGE, USER_AGENT};
+use ureq::http::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, RANGE, USER_AGENT,
+};
 use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::fault::{Fault, FaultKind};
@@ -132,8 +134,18 @@ impl Defaults {
 
 /// What another host may see.
 pub(super) fn for_stranger(headers: &HeaderMap) -> HeaderMap {
-    [ACCEPT, RANGE, USER_AGENT]
-        .into_iter()
+    kept(headers, &[ACCEPT, RANGE, USER_AGENT])
+}
+
+/// What a host that is not the service's may see, of a client that is set up for it.
+pub(super) fn for_foreign(headers: &HeaderMap) -> HeaderMap {
+    kept(headers, &[ACCEPT, AUTHORIZATION, RANGE, USER_AGENT])
+}
+
+fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
+    names
+        .iter()
+        .cloned()
         .filter_map(|name| headers.get(&name).cloned().map(|value| (name, value)))
         .collect()
 }

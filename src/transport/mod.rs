@@ -297,6 +297,9 @@ impl Transport {
                 Step::Stay => return Ok((head, answer)),
                 Step::Refuse(reason) => return Err(Fault::new(FaultKind::Redirect, reason)),
                 Step::Follow {
+                    same_origin: false, ..
+                } if request.foreign => return Ok((head, answer)),
+                Step::Follow {
                     url: next,
                     as_get,
                     same_origin,
@@ -327,9 +330,10 @@ impl Transport {
             headers.remove(http::header::CONTENT_ENCODING);
             headers.remove(&headers::IDEMPOTENCY_KEY);
         }
-        match stranger {
-            true => Ok(headers::for_stranger(&headers)),
-            false => Ok(headers),
+        match (stranger, request.foreign) {
+            (true, _) => Ok(headers::for_stranger(&headers)),
+            (false, true) => Ok(headers::for_foreign(&headers)),
+            (false, false) => Ok(headers),
         }
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct Request<'a> {
     pub(crate) read_timeout: Timeout,
     /// How long to wait for a connection; the client's limit (5 s) by default.
     pub(crate) connect_timeout: Timeout,
+    /// Not the service's: it sees no header of the service's, and an answer that points to
+    /// another host is handed out instead of followed.
+    pub(crate) foreign: bool,
 }
 
 impl<'a> Request<'a> {
@@ -59,6 +62,7 @@ impl<'a> Request<'a> {
             retry_count: 0,
             read_timeout: Timeout::Default,
             connect_timeout: Timeout::Default,
+            foreign: false,
         }
     }
 
@@ -99,6 +103,12 @@ impl<'a> Request<'a> {
     #[must_use]
     pub(crate) fn with_header(mut self, name: &'a str, value: impl Into<Cow<'a, str>>) -> Self {
         self.headers.push((name, value.into()));
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn foreign(mut self) -> Self {
+        self.foreign = true;
         self
     }
 

@@ -292,8 +292,8 @@ impl TrainingClient {
     /// The model's tokenizer.
     ///
     /// The service says which it is: a folder or a file on this machine (the embedded server
-    /// writes one), or a model on the Hugging Face hub, which must have been downloaded before
-    /// (`hf download`). See [`Tokenizer::for_model`](crate::text::Tokenizer::for_model).
+    /// writes one), or a model on the Hugging Face hub, which is downloaded unless it is in the
+    /// cache already. See [`Tokenizer::for_model`](crate::text::Tokenizer::for_model).
     ///
     /// ```
     /// # fn main() -> tinker::Result<()> {

@@ -1,6 +1,8 @@
 //! The parts a tokenizer is made of, and text to ids and back through them.
 
 use std::collections::HashMap;
+#[cfg(feature = "chat")]
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -53,6 +55,20 @@ impl Codec {
         };
         let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
         encoding.get_ids().iter().map(|&id| signed(id)).collect()
+    }
+
+    /// Recognises special tokens and adds none; the offsets count characters.
+    #[cfg(feature = "chat")]
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<i32>, Vec<Range<usize>>)> {
+        let encoding = self.recognising.encode_char_offsets(text, false);
+        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        let tokens = encoding
+            .get_ids()
+            .iter()
+            .map(|&id| signed(id))
+            .collect::<Result<_>>()?;
+        let offsets = encoding.get_offsets().iter();
+        Ok((tokens, offsets.map(|&(start, end)| start..end).collect()))
     }
 
     pub(super) fn decode(&self, tokens: &[i32], skip_special_tokens: bool) -> Result<String> {

@@ -1,19 +1,23 @@
 //! Where tokenizers come from.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error as StdError;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::batch::Workers;
 use super::codec::Codec;
 use super::{Inner, Parts, Tokenizer};
-use crate::config;
 use crate::error::{Context, Error, Result};
-use crate::text::hub;
+use crate::gguf::Gguf;
+use crate::sync::lock;
+#[cfg(feature = "chat")]
+use crate::text::chat::ChatTemplates;
+use crate::text::convert;
+use crate::text::hub::{Hub, Repo};
 use crate::text::selection::TokenizerId;
 use crate::text::special::TokenizerConfig;
 
@@ -24,17 +28,17 @@ static LOADED: OnceLock<Mutex<HashMap<PathBuf, Tokenizer>>> = OnceLock::new();
 const MAX_LOADED: usize = 32;
 
 impl Tokenizer {
-    /// The tokenizer of a model, from the Hugging Face cache.
+    /// The tokenizer of a model, from the Hugging Face cache or else from the hub.
     ///
-    /// The model's files must have been downloaded before, for example with `hf download`.
-    /// They are looked for where Hugging Face tools put them (`HF_HUB_CACHE`, `HF_HOME`).
-    /// [`TokenizerId::select`] tells which repository a name means. Tokenizers are kept for
-    /// the life of the process, so asking again is cheap.
+    /// Files are looked for, and put, where Hugging Face tools have them (`HF_HUB_CACHE`,
+    /// `HF_HOME`); [`Hub::from_env`] says what else the environment decides.
+    /// [`TokenizerId::select`] tells which repository a name means. Tokenizers are kept for the
+    /// life of the process, so asking again is cheap.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if it has not been downloaded, with the command that does, or if its
-    /// files cannot be read.
+    /// If it is not there and cannot be downloaded: the error says why (no such repository, a
+    /// gated one, no network) and what to do. [`Error::Config`] if its files cannot be read.
     pub fn for_model(model_name: &str) -> Result<Self> {
         Self::load(&TokenizerId::select(model_name, None)?)
     }
@@ -57,58 +61,101 @@ impl Tokenizer {
     ///
     /// As [`for_model`](Self::for_model).
     pub fn load(id: &TokenizerId) -> Result<Self> {
-        let cache = config::hub_cache().ok_or_else(|| {
-            Error::Config(Context::new(
-                "no home folder is set to look for tokenizers in: set HF_HOME, or load a file \
-                 with Tokenizer::open",
-            ))
-        })?;
-        Self::load_from(&cache, id)
+        Self::from_hub(&Hub::from_env()?, id)
     }
 
-    fn load_from(cache: &Path, id: &TokenizerId) -> Result<Self> {
-        let folder = hub::snapshot(cache, id)?;
+    /// The same, from a hub and a cache of your choice.
+    ///
+    /// # Errors
+    ///
+    /// As [`for_model`](Self::for_model).
+    pub fn from_hub(hub: &Hub, id: &TokenizerId) -> Result<Self> {
+        let repo = hub.model(id.repo())?;
+        let repo = repo.with_revision(id.revision().unwrap_or("main"));
+        let cached = VOCABULARIES
+            .iter()
+            .find_map(|name| repo.cached_folder(name));
+        let folder = match cached {
+            Some(folder) => folder,
+            None => download(hub, &repo)?,
+        };
         let loaded = LOADED.get_or_init(Mutex::default);
         // Not held while reading, so two threads may both load; one result is then dropped.
-        let lock = || loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tokenizer) = lock().get(&folder) {
+        if let Some(tokenizer) = lock(loaded).get(&folder) {
             return Ok(tokenizer.clone());
         }
         let tokenizer = Self::open(&folder)?.named(id.repo());
-        let mut loaded = lock();
+        let mut loaded = lock(loaded);
         if loaded.len() >= MAX_LOADED {
             loaded.clear();
         }
         Ok(loaded.entry(folder).or_insert(tokenizer).clone())
     }
 
-    /// A tokenizer from a folder with a `tokenizer.json`, or from such a file.
+    /// A tokenizer from a folder or a file.
     ///
-    /// The special tokens and the chat template come from `tokenizer_config.json` and
-    /// `chat_template.jinja` in the same folder, if they are there.
+    /// A folder has a `tokenizer.json`, a `tiktoken.model` or one `.gguf` file; a file is one of
+    /// these. The special tokens and the chat templates come from `tokenizer_config.json`,
+    /// `chat_template.jinja` and `additional_chat_templates` in the same folder, if they are
+    /// there, and from the GGUF file itself.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] if a file cannot be read or understood; the error names it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let file = match path.is_dir() {
-            true => path.join("tokenizer.json"),
-            false => path.to_owned(),
-        };
+        let file = find(path.as_ref())?;
+        let name = file.display().to_string();
+        if file.extension().is_some_and(|ending| ending == "gguf") {
+            let read = convert::gguf::read(&Gguf::open(&file)?);
+            let (json, config) = read.map_err(|error| problem("cannot use", &file, error))?;
+            return Self::of_value(name, json, config)
+                .map_err(|error| problem("cannot use", &file, error));
+        }
         let bytes = fs::read(&file).map_err(|error| problem("cannot read", &file, error))?;
         let folder = file.parent().unwrap_or(Path::new(""));
-        let mut config = match read_if_there(&folder.join("tokenizer_config.json"))? {
-            Some(text) => parse_config(&text).map_err(|error| {
-                problem("cannot parse", &folder.join("tokenizer_config.json"), error)
-            })?,
-            None => TokenizerConfig::default(),
+        let place = folder.join("tokenizer_config.json");
+        let raw = match read_if_there(&place)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|error| problem("cannot parse", &place, error))?,
+            None => Map::new(),
         };
-        if let Some(template) = read_if_there(&folder.join("chat_template.jinja"))? {
-            config.chat_template = Some(template);
+        let mut config = TokenizerConfig::new(&raw);
+        read_templates(folder, &mut config.chat_templates)?;
+        let is_tiktoken = |ending| ending == "model" || ending == "tiktoken";
+        match file.extension().is_some_and(is_tiktoken) {
+            true => tiktoken_json(&bytes, &raw).and_then(|json| Self::of_value(name, json, config)),
+            false => Self::build(name, &bytes, config),
         }
-        Self::build(file.display().to_string(), &bytes, config)
-            .map_err(|error| problem("cannot use", &file, error))
+        .map_err(|error| problem("cannot use", &file, error))
+    }
+
+    /// A tokenizer from a vocabulary of tiktoken's: a line per token, its bytes in Base64 and its
+    /// rank. `pattern` splits a text into words; special tokens have ids of their own.
+    ///
+    /// ```
+    /// use tinker::text::Tokenizer;
+    ///
+    /// let ranks = b"YQ== 0\nYg== 1\nYWI= 2\n";
+    /// let tokenizer = Tokenizer::from_tiktoken(ranks, r"\w+|\W+", &[("<end>", 3)])?;
+    /// assert_eq!(tokenizer.encode("abba<end>")?, [2, 1, 0, 3]);
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a line or the pattern cannot be understood.
+    pub fn from_tiktoken(ranks: &[u8], pattern: &str, special: &[(&str, usize)]) -> Result<Self> {
+        let special: Vec<_> = special
+            .iter()
+            .map(|(token, id)| (*id, (*token).to_owned(), true))
+            .collect();
+        convert::tiktoken::read(ranks)
+            .map_err(BoxError::from)
+            .and_then(|tokens| {
+                let json = convert::tiktoken::to_json(&tokens, pattern, &special);
+                Self::of_value("tiktoken".to_owned(), json, TokenizerConfig::default())
+            })
+            .map_err(|error| problem("cannot use", Path::new("the given ranks"), error))
     }
 
     /// A tokenizer from the contents of a `tokenizer.json`, and of a `tokenizer_config.json` if
@@ -133,14 +180,18 @@ impl Tokenizer {
         Ok(Self::new(name, serde_json::from_slice(json)?, config))
     }
 
-    fn new(name: String, parts: Parts, config: TokenizerConfig) -> Self {
+    fn of_value(name: String, json: Value, config: TokenizerConfig) -> Result<Self, BoxError> {
+        Ok(Self::new(name, serde_json::from_value(json)?, config))
+    }
+
+    fn new(name: String, parts: Parts, mut config: TokenizerConfig) -> Self {
         let inner = Inner {
             name,
             codec: Codec::new(parts),
+            #[cfg(feature = "chat")]
+            templates: ChatTemplates::new(std::mem::take(&mut config.chat_templates)),
             config,
             workers: Workers::default(),
-            #[cfg(feature = "chat")]
-            template: OnceLock::new(),
         };
         Self {
             inner: Arc::new(inner),
@@ -157,12 +208,103 @@ impl Tokenizer {
 
 type BoxError = Box<dyn StdError + Send + Sync>;
 
+/// Brings what a tokenizer is made of. The vocabulary comes last, so that a folder that has one
+/// has everything.
+fn download(hub: &Hub, repo: &Repo) -> Result<PathBuf> {
+    if hub.is_offline() {
+        // The error says which file is missing, and where it belongs.
+        repo.file(VOCABULARIES[0])?;
+    }
+    let files = repo.files()?;
+    let pinned = repo.clone().with_revision(&files.commit);
+    let has = |path: &&str| files.paths.iter().any(|known| known == path);
+    let vocabulary = VOCABULARIES.into_iter().find(|path| has(path));
+    let vocabulary = vocabulary.ok_or_else(|| {
+        let message = format!(
+            "{} has no {}: load another form of it with Tokenizer::open",
+            repo.name(),
+            VOCABULARIES.join(" and no ")
+        );
+        Error::Config(Context::new(message))
+    })?;
+    let is_wanted = |path: &str| {
+        matches!(path, "tokenizer_config.json" | "chat_template.jinja")
+            || path.starts_with("additional_chat_templates/")
+    };
+    for path in files.paths.iter().filter(|path| is_wanted(path)) {
+        pinned.file(path)?;
+    }
+    pinned.file(vocabulary)?;
+    let missing = || Error::Config(Context::new("a file vanished from the Hugging Face cache"));
+    pinned.cached_folder(vocabulary).ok_or_else(missing)
+}
+
+/// The file that has the vocabulary.
+fn find(path: &Path) -> Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let known = VOCABULARIES.map(|name| path.join(name));
+    if let Some(file) = known.into_iter().find(|file| file.is_file()) {
+        return Ok(file);
+    }
+    let entries = fs::read_dir(path).map_err(|error| problem("cannot read", path, error))?;
+    let is_gguf = |file: &PathBuf| file.extension().is_some_and(|ending| ending == "gguf");
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(is_gguf)
+        .collect();
+    match (found.pop(), found.is_empty()) {
+        (Some(file), true) => Ok(file),
+        (Some(_), false) => Err(problem("cannot use", path, "it has several .gguf files")),
+        (None, _) => Err(problem(
+            "cannot use",
+            path,
+            "it has no tokenizer.json, no tiktoken.model and no .gguf file",
+        )),
+    }
+}
+
+/// What a vocabulary is called in a repository, the best first.
+pub(in crate::text) const VOCABULARIES: [&str; 2] = ["tokenizer.json", "tiktoken.model"];
+
+/// Files called `tiktoken.model` are Moonshot's; others are alike.
+fn tiktoken_json(ranks: &[u8], config: &Map<String, Value>) -> Result<Value, BoxError> {
+    let tokens = convert::tiktoken::read(ranks)?;
+    let count = tokens.iter().map(|(_, rank)| rank + 1).max().unwrap_or(0);
+    let special = convert::tiktoken::kimi_special_tokens(count, config);
+    let pattern = convert::tiktoken::KIMI_PATTERN;
+    Ok(convert::tiktoken::to_json(&tokens, pattern, &special))
+}
+
 fn read_if_there(file: &Path) -> Result<Option<String>> {
     match fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(problem("cannot read", file, error)),
     }
+}
+
+/// Templates in files of their own win over those of the configuration.
+fn read_templates(folder: &Path, templates: &mut BTreeMap<String, String>) -> Result<()> {
+    let read = |file: PathBuf| read_if_there(&file);
+    if let Some(template) = read(folder.join("chat_template.jinja"))? {
+        templates.insert("default".to_owned(), template);
+    }
+    let Ok(others) = fs::read_dir(folder.join("additional_chat_templates")) else {
+        return Ok(());
+    };
+    for file in others.flatten().map(|entry| entry.path()) {
+        let name = file
+            .file_stem()
+            .and_then(|name| name.to_str())
+            .map(str::to_owned);
+        if let (Some(name), Some(template)) = (name, read(file)?) {
+            templates.insert(name, template);
+        }
+    }
+    Ok(())
 }
 
 fn parse_config(text: &str) -> Result<TokenizerConfig, serde_json::Error> {
@@ -198,8 +340,9 @@ mod tests {
         )
         .unwrap();
         let id = TokenizerId::select("org/tiny", None).unwrap();
-        let first = Tokenizer::load_from(cache.path(), &id).unwrap();
-        let second = Tokenizer::load_from(cache.path(), &id).unwrap();
+        let hub = Hub::new(cache.path()).with_offline(true);
+        let first = Tokenizer::from_hub(&hub, &id).unwrap();
+        let second = Tokenizer::from_hub(&hub, &id).unwrap();
         assert!(Arc::ptr_eq(&first.inner, &second.inner));
         assert_eq!(first.name(), "org/tiny");
         assert_eq!(
@@ -219,7 +362,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         check(&folder.join("nowhere"), "cannot read ");
-        check(folder, "tokenizer.json as a tokenizer");
+        check(folder, "as a tokenizer");
         fs::write(folder.join("tokenizer.json"), "{}").unwrap();
         check(folder, "cannot use ");
         fs::write(folder.join("tokenizer_config.json"), "[").unwrap();

@@ -5,16 +5,16 @@ mod codec;
 mod load;
 
 use std::fmt;
-use std::sync::Arc;
 #[cfg(feature = "chat")]
-use std::sync::OnceLock;
+use std::ops::Range;
+use std::sync::Arc;
 
 use self::batch::Workers;
 use self::codec::Codec;
+#[cfg(feature = "chat")]
+use super::chat::ChatTemplates;
 use super::special::TokenizerConfig;
 use super::stream::DecodeStream;
-#[cfg(feature = "chat")]
-use crate::error::Context;
 use crate::error::{Error, Result};
 
 pub(super) use self::codec::Parts;
@@ -44,7 +44,7 @@ struct Inner {
     config: TokenizerConfig,
     workers: Workers,
     #[cfg(feature = "chat")]
-    template: OnceLock<Result<super::chat::ChatTemplate>>,
+    templates: ChatTemplates,
 }
 
 /// What becomes of special tokens, such as `<|im_end|>`, when a text is encoded.
@@ -190,8 +190,8 @@ impl Tokenizer {
         self.inner.codec.id_to_token(id)
     }
 
-    /// The special tokens: their ids, in order, and their text.
-    #[doc(alias = "all_special_ids")]
+    /// The tokens that are recognised in text and left out by [`decode_plain`](Self::decode_plain):
+    /// their ids, in order, and their text.
     pub fn special_tokens(&self) -> Vec<(i32, String)> {
         let added = self.inner.codec.added_tokens().into_iter();
         let special = added.filter(|(_, token)| token.special);
@@ -215,6 +215,19 @@ impl Tokenizer {
             .special_tokens
             .get(role)
             .map(String::as_str)
+    }
+
+    /// The ids the Python tokenizers call special, sorted: the tokens with a role, and those the
+    /// model's configuration lists beside them.
+    #[doc(alias = "all_special_ids")]
+    pub fn special_ids(&self) -> Vec<i32> {
+        let config = &self.inner.config;
+        let tokens = config.special_tokens.values();
+        let tokens = tokens.chain(&config.extra_special_tokens);
+        let mut ids: Vec<i32> = tokens.filter_map(|token| self.token_id(token)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// How many tokens there are, added ones included.
@@ -245,20 +258,8 @@ impl Tokenizer {
         messages: &[super::Message],
         options: &super::ChatOptions,
     ) -> Result<String> {
-        let template = self.inner.template.get_or_init(|| {
-            let source = self.inner.config.chat_template.as_deref();
-            let source = source.ok_or_else(|| {
-                Error::Config(Context::new(format!(
-                    "{} has no chat template",
-                    self.name()
-                )))
-            })?;
-            super::chat::ChatTemplate::new(source)
-        });
-        match template {
-            Ok(template) => template.render(messages, options, &self.inner.config.special_tokens),
-            Err(error) => Err(error.clone()),
-        }
+        self.render_chat_with_spans(messages, options)
+            .map(|(text, _)| text)
     }
 
     /// A conversation as tokens: [`render_chat`](Self::render_chat), encoded.
@@ -274,6 +275,51 @@ impl Tokenizer {
     ) -> Result<Vec<i32>> {
         // The template writes the special tokens itself.
         self.encode_plain(&self.render_chat(messages, options)?)
+    }
+
+    /// A conversation as tokens, and for each whether the template says that the assistant
+    /// speaks there, by its `{% generation %}` blocks. Few templates have them; without them no
+    /// token is marked.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode_chat`](Self::encode_chat).
+    #[doc(alias = "return_assistant_tokens_mask")]
+    pub fn encode_chat_with_mask(
+        &self,
+        messages: &[super::Message],
+        options: &super::ChatOptions,
+    ) -> Result<(Vec<i32>, Vec<bool>)> {
+        let (text, spans) = self.render_chat_with_spans(messages, options)?;
+        let (tokens, offsets) = self.inner.codec.encode_with_offsets(&text)?;
+        let mut mask = vec![false; tokens.len()];
+        let token_at = |place: usize| offsets.iter().position(|token| token.contains(&place));
+        for span in spans.into_iter().filter(|span| !span.is_empty()) {
+            let start = text[..span.start].chars().count();
+            let last = start + text[span].chars().count() - 1;
+            // As transformers does it: the tokens from the first character's first to the last
+            // character's first.
+            if let (Some(first), Some(last)) = (token_at(start), token_at(last)) {
+                mask[first..=last].fill(true);
+            }
+        }
+        Ok((tokens, mask))
+    }
+
+    /// The text of [`render_chat`](Self::render_chat), and where in it, counted in bytes, the
+    /// template says that the assistant speaks, by its `{% generation %}` blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`render_chat`](Self::render_chat).
+    pub fn render_chat_with_spans(
+        &self,
+        messages: &[super::Message],
+        options: &super::ChatOptions,
+    ) -> Result<(String, Vec<Range<usize>>)> {
+        let special_tokens = &self.inner.config.special_tokens;
+        let templates = &self.inner.templates;
+        templates.render(messages, options, special_tokens)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod fake;
 pub(crate) mod http;
+pub(crate) mod hub;
 pub(crate) mod local;
 pub(crate) mod logs;
 pub(crate) mod packages;

@@ -3,8 +3,6 @@
 //! Tokenizers and templates of models are not ours to copy into this repository. Each archive is
 //! checked against its sha256, so what a test compares with is what it was written for.
 
-#![allow(dead_code, reason = "the tests of other sources use the rest")]
-
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -210,10 +208,9 @@ fn fetch(package: &Package, folder: &Path) -> Result<(), String> {
 
 /// The digest in hexadecimal digits.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    digest
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref())
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

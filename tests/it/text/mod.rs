@@ -1,5 +1,7 @@
 //! Tokenizers and chat templates against what Hugging Face's own tools make of the same files.
 
+mod hub;
+mod templates;
 mod tokenizers;
 
 use serde::Deserialize;

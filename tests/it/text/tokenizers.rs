@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use tinker::text::{Specials, Tokenizer};
+use tinker::text::{ChatOptions, Message, Specials, Tokenizer};
 
 use crate::support::packages;
 
@@ -127,6 +129,94 @@ fn gpt_oss() {
 #[test]
 fn deepseek_v3() {
     check_package("deepseek_v3");
+}
+
+#[test]
+fn smollm_from_its_gguf_file() {
+    let Some(file) = packages::smollm_gguf() else {
+        return;
+    };
+    let vectors = vectors("smollm");
+    check_file(&file, &vectors);
+    let tokenizer = Tokenizer::open(&file).unwrap();
+    check(&tokenizer, &vectors);
+    assert_eq!(tokenizer.special_token("eos_token"), Some("<|im_end|>"));
+    let folder = Tokenizer::open(file.parent().unwrap()).unwrap();
+    assert_eq!(folder.vocab_size(), tokenizer.vocab_size());
+    let chat = tokenizer
+        .render_chat(&[Message::user("hi")], &ChatOptions::prompt())
+        .unwrap();
+    assert!(
+        chat.ends_with("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
+        "{chat}"
+    );
+}
+
+/// A vocabulary that the package `tiktoken` carries, and what that package makes of texts.
+#[test]
+fn tiktoken_vocabularies_encode_as_tiktoken_does() {
+    const PATTERN: &str = concat!(
+        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+",
+        r"|\s+(?!\S)|\s+",
+    );
+    let oracle = tiktoken::get_encoding("r50k_base").unwrap();
+    let line = |rank: u32| format!("{} {rank}\n", STANDARD.encode(oracle.decode(&[rank])));
+    let ranks: String = (0..50_256).map(line).collect();
+    let special = [("<|endoftext|>", 50_256)];
+    let tokenizer = Tokenizer::from_tiktoken(ranks.as_bytes(), PATTERN, &special).unwrap();
+    for row in vectors("gpt2").encode {
+        let expected: Vec<i32> = oracle
+            .encode(&row.text)
+            .into_iter()
+            .map(u32::cast_signed)
+            .collect();
+        assert_eq!(
+            tokenizer.encode_ordinary(&row.text).unwrap(),
+            expected,
+            "{:?}",
+            row.text
+        );
+        check_text(&tokenizer, &row);
+    }
+}
+
+/// A folder as Moonshot's models have it: ranks, and special tokens that only the configuration
+/// names.
+#[test]
+fn kimi_folders_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let letters = (0..=255u8).map(|byte| vec![byte]);
+    let words = ["你好", "hello", "he", "ll", "hell", " w"].map(|word| word.as_bytes().to_vec());
+    let ranks: String = letters
+        .chain(words)
+        .enumerate()
+        .map(|(rank, bytes)| format!("{} {rank}\n", STANDARD.encode(bytes)))
+        .collect();
+    std::fs::write(folder.path().join("tiktoken.model"), ranks).unwrap();
+    let config = r#"{"eos_token": "[EOS]", "added_tokens_decoder": {
+        "262": {"content": "[BOS]", "special": true}, "263": {"content": "[EOS]", "special": true},
+        "300": {"content": "<think>", "special": false}}}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+    let tokenizer = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!(
+        tokenizer.encode_plain("hello你好[EOS]<think>").unwrap(),
+        [257, 256, 263, 300]
+    );
+    assert_eq!(tokenizer.eos_id(), Some(263));
+    assert_eq!(tokenizer.token_id("<|reserved_token_264|>"), Some(264));
+    assert_eq!(
+        tokenizer.decode_plain(&[257, 263, 300]).unwrap(),
+        "hello<think>"
+    );
+    assert_eq!(tokenizer.vocab_size(), 262 + 256);
+
+    std::fs::write(folder.path().join("tiktoken.model"), "YQ== 0\nnonsense\n").unwrap();
+    let error = Tokenizer::open(folder.path()).unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(
+        error.to_string().contains("tiktoken.model") && cause.contains("line 2"),
+        "{error}: {cause}"
+    );
 }
 
 #[test]

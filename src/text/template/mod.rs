@@ -1,0 +1,97 @@
+//! Chat templates: Jinja programs, run as transformers runs them.
+
+mod clock;
+mod filters;
+mod methods;
+mod python;
+mod source;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use jiff::civil::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, State, Value};
+
+/// A compiled template.
+pub(super) struct Template {
+    environment: Environment<'static>,
+}
+
+const NAME: &str = "chat_template";
+
+/// What stands around `{% generation %}` blocks during a rendering.
+const MARK: &str = "__mark";
+
+impl Template {
+    /// Compiles with the settings and additions of transformers.
+    pub(super) fn new(source: &str) -> Result<Self, Error> {
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()?;
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax);
+        environment.set_unknown_method_callback(methods::call);
+        environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text_of(value))?));
+        filters::add_to(&mut environment);
+        environment.add_filter(source::GENERATION, generation);
+        environment.add_template_owned(NAME, source::rewrite(source))?;
+        Ok(Self { environment })
+    }
+
+    /// The text, and where in it, counted in bytes, the `{% generation %}` blocks are.
+    pub(super) fn render(
+        &self,
+        variables: &[(String, Value)],
+        now: DateTime,
+    ) -> Result<(String, Vec<Range<usize>>), Error> {
+        // No message can contain a mark that was not known when it was written.
+        let mark: Arc<str> = format!("\u{fdd0}{:016x}", fastrand::u64(..)).into();
+        let marked = self.run(variables, now, &mark)?;
+        let mut text = String::with_capacity(marked.len());
+        let (mut open, mut spans) = (Vec::new(), Vec::new());
+        let mut parts = marked.split(&*mark);
+        text.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            match part.strip_prefix('<') {
+                Some(rest) => {
+                    open.push(text.len());
+                    text.push_str(rest);
+                }
+                None => {
+                    spans.extend(open.pop().map(|start| start..text.len()));
+                    text.push_str(part.strip_prefix('>').unwrap_or(part));
+                }
+            }
+        }
+        spans.sort_by_key(|span: &Range<usize>| span.start);
+        Ok((text, spans))
+    }
+
+    fn run(
+        &self,
+        variables: &[(String, Value)],
+        now: DateTime,
+        mark: &Arc<str>,
+    ) -> Result<String, Error> {
+        let clock = Value::from_function(move |format: String| {
+            clock::strftime(now, &format).map_err(|error| python::refusal(error.to_string()))
+        });
+        let mut context = vec![
+            ("strftime_now".to_owned(), clock),
+            (MARK.to_owned(), Value::from(Arc::clone(mark))),
+        ];
+        context.extend(variables.iter().cloned());
+        self.environment
+            .get_template(NAME)?
+            .render(Value::from_pairs(context))
+    }
+}
+
+/// What the assistant said, between marks.
+fn generation(state: &mut State<'_, '_>, text: String) -> Result<Value, Error> {
+    let mark = state.lookup(MARK).and_then(|mark| mark.to_str());
+    let mark = mark.ok_or_else(|| python::refusal("no mark is set"))?;
+    Ok(Value::from(format!("{mark}<{text}{mark}>")))
+}

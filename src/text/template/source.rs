@@ -1,0 +1,538 @@
+//! What Jinja2 and transformers understand and `minijinja` does not, rewritten into what it does.
+//!
+//! - `{% generation %}` blocks become filter blocks that mark what they produced;
+//! - `a % b` becomes a call, because in Python it also formats texts;
+//! - the iterable of `{% for %}` passes through a check, because `none` must be refused there;
+//! - macros that use `varargs` or `kwargs` become ordinary ones behind an adapter.
+
+use std::borrow::Cow;
+
+/// Names no template uses.
+pub(super) const MODULO: &str = "__modulo";
+pub(super) const ITERABLE: &str = "__iterable";
+pub(super) const GENERATION: &str = "__generation";
+pub(super) const VARIADIC: &str = "__variadic";
+
+/// A template in the dialect of `minijinja`. What cannot be read is left for it to refuse.
+pub(super) fn rewrite(source: &str) -> String {
+    let pieces = split(source);
+    let mut out = String::with_capacity(source.len() + 256);
+    let mut open_macros = Vec::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        let Piece::Code { open, body, close } = piece else {
+            out.push_str(piece.text());
+            continue;
+        };
+        let tokens = tokens(body);
+        let first = tokens.iter().find(|token| !is_space(token)).copied();
+        let is_tag = open.starts_with("{%");
+        match first {
+            Some("generation") if is_tag => {
+                let body = body.replacen("generation", &format!("filter {GENERATION}"), 1);
+                push_all(&mut out, &[open, &body, close]);
+            }
+            Some("endgeneration") if is_tag => {
+                let body = body.replacen("endgeneration", "endfilter", 1);
+                push_all(&mut out, &[open, &body, close]);
+            }
+            Some("macro") if is_tag => {
+                let variadic = variadic(&tokens, &pieces[index + 1..]);
+                let body = match &variadic {
+                    Some(variadic) => Cow::Owned(variadic.definition.clone()),
+                    None => Cow::Owned(expression(&tokens)),
+                };
+                push_all(&mut out, &[open, &body, close]);
+                open_macros.push(variadic);
+            }
+            Some("endmacro") if is_tag => match open_macros.pop().flatten() {
+                // The adapter's tag comes last and so decides about the white space after it.
+                Some(variadic) => {
+                    let adapter = format!("%}}{{%{}", variadic.adapter);
+                    push_all(&mut out, &[open, body, &adapter, close]);
+                }
+                None => push_all(&mut out, &[open, body, close]),
+            },
+            Some("for") if is_tag => push_all(&mut out, &[open, &for_loop(&tokens), close]),
+            _ => push_all(&mut out, &[open, &expression(&tokens), close]),
+        }
+    }
+    out
+}
+
+fn push_all(out: &mut String, parts: &[&str]) {
+    parts.iter().for_each(|part| out.push_str(part));
+}
+
+/// A stretch of a template.
+enum Piece<'a> {
+    /// Text, comments and raw blocks.
+    Plain(&'a str),
+    /// `{{ body }}` or `{% body %}`; the delimiters keep their signs.
+    Code {
+        open: &'a str,
+        body: &'a str,
+        close: &'a str,
+    },
+}
+
+impl Piece<'_> {
+    fn text(&self) -> &str {
+        match self {
+            Self::Plain(text) => text,
+            Self::Code { body, .. } => body,
+        }
+    }
+}
+
+fn split(source: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = source;
+    while let Some(start) = rest.find('{') {
+        let (before, code) = rest.split_at(start);
+        let length = match code.as_bytes().get(1) {
+            Some(b'#') => code.find("#}").map(|end| end + 2),
+            Some(b'{') => code_length(code, "}}"),
+            Some(b'%') => code_length(code, "%}"),
+            _ => {
+                pieces.push(Piece::Plain(&rest[..start + 1]));
+                rest = &rest[start + 1..];
+                continue;
+            }
+        };
+        pieces.push(Piece::Plain(before));
+        let Some(length) = length else {
+            rest = code;
+            break;
+        };
+        let (code, after) = code.split_at(length);
+        rest = after;
+        if code.starts_with("{#") {
+            pieces.push(Piece::Plain(code));
+            continue;
+        }
+        let is_sign = |byte: Option<&u8>| matches!(byte, Some(b'-' | b'+'));
+        let bytes = code.as_bytes();
+        let from = if is_sign(bytes.get(2)) { 3 } else { 2 };
+        let ends_signed = length > from + 2 && is_sign(bytes.get(length - 3));
+        let to = if ends_signed { length - 3 } else { length - 2 };
+        let (open, body, close) = (
+            &code[..from],
+            &code[from..to.max(from)],
+            &code[to.max(from)..],
+        );
+        pieces.push(Piece::Code { open, body, close });
+        if open.starts_with("{%") && body.trim() == "raw" {
+            let end = end_of_raw(rest);
+            pieces.push(Piece::Plain(&rest[..end]));
+            rest = &rest[end..];
+        }
+    }
+    pieces.push(Piece::Plain(rest));
+    pieces
+}
+
+/// Up to the tag that ends a raw block.
+fn end_of_raw(rest: &str) -> usize {
+    let is_end = |at: &usize| {
+        let tag = rest[*at + 2..].trim_start_matches(['-', '+']).trim_start();
+        tag.starts_with("endraw")
+    };
+    let mut tags = rest.match_indices("{%").map(|(at, _)| at);
+    tags.find(is_end).unwrap_or(rest.len())
+}
+
+/// The length of code that begins here: a delimiter within a text or within braces ends nothing.
+fn code_length(code: &str, close: &str) -> Option<usize> {
+    let bytes = code.as_bytes();
+    let mut at = 2;
+    let mut depth = 0usize;
+    while at < bytes.len() {
+        if depth == 0 && code.is_char_boundary(at) && code[at..].starts_with(close) {
+            return Some(at + close.len());
+        }
+        match bytes[at] {
+            b'\'' | b'"' => at = end_of_text(code, at)?,
+            b'{' | b'[' | b'(' => {
+                depth += 1;
+                at += 1;
+            }
+            b'}' | b']' | b')' => {
+                depth = depth.saturating_sub(1);
+                at += 1;
+            }
+            _ => at += 1,
+        }
+    }
+    None
+}
+
+/// Behind the closing quote of the text that begins here.
+fn end_of_text(code: &str, start: usize) -> Option<usize> {
+    let bytes = code.as_bytes();
+    let mut at = start + 1;
+    loop {
+        match *bytes.get(at)? {
+            b'\\' => at += 2,
+            byte if byte == bytes[start] => return Some(at + 1),
+            _ => at += 1,
+        }
+    }
+}
+
+/// Code as texts, words, spaces and operators, losing nothing.
+fn tokens(body: &str) -> Vec<&str> {
+    let mut tokens = Vec::new();
+    let mut rest = body;
+    while let Some(first) = rest.chars().next() {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let run = |kind: fn(char) -> bool| rest.find(|c: char| !kind(c)).unwrap_or(rest.len());
+        let length = match first {
+            '\'' | '"' => end_of_text(rest, 0).unwrap_or(rest.len()),
+            c if c.is_whitespace() => run(char::is_whitespace),
+            c if c.is_ascii_digit() => number_length(rest),
+            c if is_word(c) => rest.find(|c: char| !is_word(c)).unwrap_or(rest.len()),
+            _ if ["**", "//", "==", "!=", "<=", ">="]
+                .iter()
+                .any(|op| rest.starts_with(op)) =>
+            {
+                2
+            }
+            c => c.len_utf8(),
+        };
+        let (token, after) = rest.split_at(length);
+        tokens.push(token);
+        rest = after;
+    }
+    tokens
+}
+
+/// `1`, `1.5`, `1e-3`; the point of `1.x` belongs to what follows.
+fn number_length(rest: &str) -> usize {
+    let bytes = rest.as_bytes();
+    let word = |from: usize| {
+        let is_word = |byte: &&u8| byte.is_ascii_alphanumeric() || **byte == b'_';
+        from + bytes[from..].iter().take_while(is_word).count()
+    };
+    let mut end = word(0);
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    if bytes.get(end) == Some(&b'.') && is_digit(end + 1) {
+        end = word(end + 1);
+    }
+    let is_exponent = matches!(bytes[end - 1], b'e' | b'E') && !rest.starts_with("0x");
+    if is_exponent && matches!(bytes.get(end), Some(b'+' | b'-')) && is_digit(end + 1) {
+        end = word(end + 1);
+    }
+    end
+}
+
+fn is_space(token: &str) -> bool {
+    token.starts_with(char::is_whitespace)
+}
+
+fn expression(tokens: &[&str]) -> String {
+    let mut reader = Reader { tokens, at: 0 };
+    let mut out = String::new();
+    while reader.at < tokens.len() {
+        reader.sequence(&mut out);
+        // A bracket that nothing opened; minijinja will say so.
+        if let Some(token) = reader.next() {
+            out.push_str(token);
+        }
+    }
+    out
+}
+
+/// `for target in iterable if condition recursive`
+fn for_loop(tokens: &[&str]) -> String {
+    let mut depth = 0usize;
+    let mut outer = Vec::new();
+    for (index, token) in tokens.iter().enumerate() {
+        match *token {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth = depth.saturating_sub(1),
+            token if depth == 0 => outer.push((index, token)),
+            _ => {}
+        }
+    }
+    let place = |from: usize, words: &[&str]| {
+        let mut found = outer.iter().filter(|(index, _)| *index > from);
+        found
+            .find(|(_, token)| words.contains(token))
+            .map(|(index, _)| *index)
+    };
+    let Some(start) = place(0, &["in"]) else {
+        return expression(tokens);
+    };
+    let end = place(start, &["if", "recursive"]).unwrap_or(tokens.len());
+    let iterable = expression(&tokens[start + 1..end]);
+    let is_tuple = outer
+        .iter()
+        .any(|(index, token)| (start..end).contains(index) && *token == ",");
+    let iterable = match is_tuple {
+        true => format!("({iterable})"),
+        false => iterable,
+    };
+    let (target, rest) = (tokens[..start].concat(), expression(&tokens[end..]));
+    format!("{target}in {ITERABLE}({iterable}) {rest}")
+}
+
+/// Finds the operands of `%`, which binds as `*` and `/` do.
+struct Reader<'a> {
+    tokens: &'a [&'a str],
+    at: usize,
+}
+
+const WORDS: [&str; 8] = ["and", "or", "not", "in", "is", "if", "else", "recursive"];
+
+impl<'a> Reader<'a> {
+    fn peek(&self) -> Option<&'a str> {
+        self.tokens.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<&'a str> {
+        let token = self.peek()?;
+        self.at += 1;
+        Some(token)
+    }
+
+    /// The next token that is no space, and its place.
+    fn peek_code(&self) -> Option<(usize, &'a str)> {
+        let mut rest = self.tokens.iter().enumerate().skip(self.at);
+        rest.find(|(_, token)| !is_space(token))
+            .map(|(index, token)| (index, *token))
+    }
+
+    /// Everything up to a closing bracket or the end.
+    fn sequence(&mut self, out: &mut String) {
+        let mut follows_operand = false;
+        while let Some(token) = self.peek() {
+            let is_sign = ["+", "-"].contains(&token) && !follows_operand;
+            match token {
+                ")" | "]" | "}" => return,
+                _ if is_sign || is_operand(token) => {
+                    let product = self.product();
+                    out.push_str(&product);
+                    follows_operand = true;
+                }
+                _ => {
+                    out.push_str(token);
+                    follows_operand &= is_space(token);
+                    self.at += 1;
+                }
+            }
+        }
+    }
+
+    /// Operands joined by `*`, `/`, `//` and `%`, from the left.
+    fn product(&mut self) -> String {
+        let mut left = self.operand();
+        while let Some((index, operator @ ("*" | "/" | "//" | "%"))) = self.peek_code() {
+            self.at = index + 1;
+            let right = self.operand();
+            left = match operator {
+                "%" => format!("{MODULO}({left}, {right})"),
+                _ => format!("{left} {operator} {right}"),
+            };
+        }
+        left
+    }
+
+    /// A value with its signs, attributes, calls, filters and power.
+    fn operand(&mut self) -> String {
+        let mut out = String::new();
+        while let Some(token) = self
+            .peek()
+            .filter(|token| is_space(token) || ["+", "-"].contains(token))
+        {
+            out.push_str(token);
+            self.at += 1;
+        }
+        match self.peek() {
+            Some("(" | "[" | "{") => self.brackets(&mut out),
+            Some(token) if is_operand(token) => {
+                out.push_str(token);
+                self.at += 1;
+            }
+            _ => return out,
+        }
+        while let Some((index, token)) = self.peek_code() {
+            match token {
+                "(" | "[" => {
+                    self.copy_to(index, &mut out);
+                    self.brackets(&mut out);
+                }
+                "." | "|" => {
+                    self.copy_to(index + 1, &mut out);
+                    if let Some((name, _)) = self.peek_code() {
+                        self.copy_to(name + 1, &mut out);
+                    }
+                }
+                "**" => {
+                    self.copy_to(index + 1, &mut out);
+                    let power = self.operand();
+                    out.push_str(&power);
+                }
+                // Texts side by side are one.
+                _ if is_text(token) && is_text(self.tokens[self.at - 1]) => {
+                    self.copy_to(index + 1, &mut out);
+                }
+                _ => break,
+            }
+        }
+        out
+    }
+
+    fn brackets(&mut self, out: &mut String) {
+        out.push_str(self.next().unwrap_or_default());
+        self.sequence(out);
+        out.push_str(self.next().unwrap_or_default());
+    }
+
+    fn copy_to(&mut self, index: usize, out: &mut String) {
+        self.tokens[self.at..index]
+            .iter()
+            .for_each(|token| out.push_str(token));
+        self.at = index;
+    }
+}
+
+fn is_text(token: &str) -> bool {
+    token.starts_with(['\'', '"'])
+}
+
+fn is_operand(token: &str) -> bool {
+    let is_word = token.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+    let opens = ["(", "[", "{"].contains(&token);
+    opens || is_text(token) || (is_word && !WORDS.contains(&token))
+}
+
+struct Variadic {
+    definition: String,
+    adapter: String,
+}
+
+/// How a macro is written if its body asks for `varargs` or `kwargs`.
+fn variadic(tokens: &[&str], following: &[Piece<'_>]) -> Option<Variadic> {
+    let mut depth = 0;
+    let mut asks = false;
+    for piece in following {
+        let Piece::Code { body, .. } = piece else {
+            continue;
+        };
+        let tokens = self::tokens(body);
+        match tokens.iter().find(|token| !is_space(token)) {
+            Some(&"macro") => depth += 1,
+            Some(&"endmacro") if depth == 0 => break,
+            Some(&"endmacro") => depth -= 1,
+            _ => {}
+        }
+        asks |= tokens
+            .iter()
+            .any(|token| ["varargs", "kwargs"].contains(token));
+    }
+    let code: Vec<&str> = tokens
+        .iter()
+        .filter(|token| !is_space(token))
+        .copied()
+        .collect();
+    let (name, parameters) = match code[..] {
+        ["macro", name, "(", ref parameters @ .., ")"] if asks => (name, parameters),
+        _ => return None,
+    };
+    let mut depth = 0;
+    let mut names = Vec::new();
+    let mut expected = true;
+    for token in parameters {
+        match *token {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth -= 1,
+            "," if depth == 0 => expected = true,
+            name if expected => {
+                names.push(format!("'{name}'"));
+                expected = false;
+            }
+            _ => {}
+        }
+    }
+    let comma = if parameters.is_empty() { "" } else { ", " };
+    let parameters = parameters.join(" ");
+    Some(Variadic {
+        definition: format!(" macro __{name}({parameters}{comma}varargs=(), kwargs={{}}) "),
+        adapter: format!(
+            " set {name} = {VARIADIC}(__{name}, [{}]) ",
+            names.join(", ")
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(source: &str, expected: &str) {
+        assert_eq!(rewrite(source), expected);
+    }
+
+    #[test]
+    fn most_of_a_template_stays_as_it_is() {
+        for source in [
+            "",
+            "plain { text } %",
+            "{# 1 % 2 #}{% raw %}{{ 1 % 2 }}{% endraw %}",
+            "{%- if a.b['c'](d) | e(1)|f is g -%} x {%+ endif +%}",
+            "{{ '%}' ~ \"}}\" }} {{ {'a': {'b': 1}} }}",
+            "{% set x = -1 * (2 + 3) ** 2 // y %}",
+            "{{ unfinished",
+            "{% macro m(a, b=2) %}{{ a }}{% endmacro %}",
+        ] {
+            check(source, source);
+        }
+    }
+
+    #[test]
+    fn remainders_become_calls() {
+        check("{{ a % b }}", "{{ __modulo(a, b) }}");
+        check(
+            "{{ 'x' 'y%s' % (a % 2, b)|c ~ d }}",
+            "{{ __modulo('x' 'y%s', (__modulo(a, 2), b)|c) ~ d }}",
+        );
+        check(
+            "{{ a * b % -c.d[0] / 2 == 0 }}",
+            "{{ __modulo(a * b, -c.d[0]) / 2 == 0 }}",
+        );
+        check(
+            "{% if loop.index0 % 2 %}",
+            "{% if __modulo(loop.index0, 2) %}",
+        );
+    }
+
+    #[test]
+    fn loops_check_what_they_go_through() {
+        check(
+            "{% for a, b in c.d if a %}",
+            "{% for a, b in __iterable( c.d ) if a %}",
+        );
+        check(
+            "{%- for a in 1, 2 -%}",
+            "{%- for a in __iterable(( 1, 2 )) -%}",
+        );
+        check(
+            "{% for x in (y if z else w) recursive %}",
+            "{% for x in __iterable( (y if z else w) ) recursive %}",
+        );
+    }
+
+    #[test]
+    fn blocks_are_renamed() {
+        check(
+            "{%- generation -%} a {%+ endgeneration %}",
+            "{%- filter __generation -%} a {%+ endfilter %}",
+        );
+        check(
+            "{% macro m(a, b=(1, 2)) %}{{ varargs }}{%- endmacro -%}\n",
+            "{% macro __m(a , b = ( 1 , 2 ), varargs=(), kwargs={}) %}{{ varargs }}{%- endmacro %}\
+             {% set m = __variadic(__m, ['a', 'b']) -%}\n",
+        );
+    }
+}
