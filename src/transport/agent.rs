@@ -15,6 +15,7 @@ use ureq::{Agent, Proxy};
 
 use super::certificates::tls_config;
 use super::connect::Connections;
+use super::descriptors::Sockets;
 use super::fault::LookupFailed;
 use crate::config::{Config, Proxies, Secret};
 use crate::error::{Context, Error, Result};
@@ -51,12 +52,12 @@ struct Strand {
 }
 
 impl Agents {
-    pub(super) fn new(config: &Config) -> Result<Self> {
+    pub(super) fn new(config: &Config, sockets: &Sockets) -> Result<Self> {
         let tls = tls_config(config)?;
         let names = Arc::new(Names::default());
         let connections = Connections::default();
         let lanes = Pool::ALL.map(|pool| Lane {
-            strands: build(pool, &tls, &connections, &names),
+            strands: build(pool, sockets, &tls, &connections, &names),
             stopped: AtomicBool::new(false),
         });
         Ok(Self {
@@ -132,9 +133,9 @@ impl Agents {
 /// Agents, idle connections of each, and buffers (in, out), by how many requests a purpose has in
 /// flight and how large they are. 2,000 waiting calls with ureq's own 128 kB buffers would cost
 /// 600 MB.
-fn size(pool: Pool) -> (usize, usize, usize, usize) {
+fn size(pool: Pool, sockets: &Sockets) -> (usize, usize, usize, usize) {
     const KB: usize = 1024;
-    match pool {
+    let (agents, idle, input, output) = match pool {
         Pool::Session => (1, 8, 16 * KB, 16 * KB),
         Pool::Train => (1, 64, 16 * KB, 128 * KB),
         Pool::Sample => (16, 64, 10 * KB, 8 * KB),
@@ -144,17 +145,26 @@ fn size(pool: Pool) -> (usize, usize, usize, usize) {
         Pool::Poll => (1, 64, 16 * KB, 16 * KB),
         Pool::Telemetry => (1, 4, 16 * KB, 16 * KB),
         Pool::Rest => (1, 64, 64 * KB, 64 * KB),
-    }
+    };
+    // Idle connections are descriptors too: no more of them than may be in use.
+    let most = match pool {
+        Pool::Sample => sockets.posts.max(sockets.polled_posts),
+        Pool::Retrieve => sockets.flights.saturating_add(sockets.waits),
+        _ => sockets.others,
+    };
+    let agents = agents.min(most.div_ceil(idle));
+    (agents, idle.min(most / agents), input, output)
 }
 
 /// No global, per-call or resolve timeout: each would start a thread for every request.
 fn build(
     pool: Pool,
+    sockets: &Sockets,
     tls: &TlsConfig,
     connections: &Connections,
     names: &Arc<Names>,
 ) -> Vec<Strand> {
-    let (agents, idle, input, output) = size(pool);
+    let (agents, idle, input, output) = size(pool, sockets);
     let config = Agent::config_builder()
         .tls_config(tls.clone())
         .proxy(None)
@@ -280,6 +290,13 @@ impl ProxyRules {
     }
 }
 
+/// Whether a URL names this machine.
+pub(super) fn is_local(url: &str) -> bool {
+    let uri: Option<Uri> = url.parse().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    is_loopback(host.trim_matches(['[', ']']))
+}
+
 fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
@@ -339,7 +356,7 @@ mod tests {
     fn unusable_settings_say_what_to_do_and_hide_passwords() {
         #[track_caller]
         fn check(config: Config, words: &str) {
-            let error = Agents::new(&config).unwrap_err();
+            let error = Agents::new(&config, &Sockets::of_process(true)).unwrap_err();
             assert!(matches!(error, Error::Config(_)));
             let text = format!("{error} {error:?}");
             assert!(text.contains(words), "{text}");

@@ -12,6 +12,7 @@ pub(crate) mod auth;
 mod body;
 mod certificates;
 mod connect;
+mod descriptors;
 mod download;
 mod fault;
 mod headers;
@@ -35,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::sync::lock;
 use crate::wire::route::{Method, Pool};
 
+pub(crate) use self::descriptors::Sockets;
 pub(crate) use self::download::{Download, Receiver, Rest};
 pub(crate) use self::fault::{Fault, FaultKind};
 pub(crate) use self::request::{Auth, Body, Head, Part, Request, Response, Source};
@@ -60,6 +62,7 @@ pub(crate) struct Transport {
 struct Inner {
     base_url: String,
     agents: Agents,
+    sockets: Sockets,
     headers: headers::Defaults,
     read_timeout: Option<Duration>,
     connect_timeout: Option<Duration>,
@@ -80,10 +83,13 @@ impl Transport {
     /// [`Error::Config`] for a URL, header, proxy or certificate that
     /// cannot be used.
     pub(crate) fn new(config: &Config) -> Result<Self> {
+        let base_url = config.base_url()?;
+        let sockets = Sockets::of_process(agent::is_local(&base_url));
         Ok(Self {
             inner: Arc::new(Inner {
-                base_url: config.base_url()?,
-                agents: Agents::new(config)?,
+                base_url,
+                agents: Agents::new(config, &sockets)?,
+                sockets,
                 headers: headers::Defaults::new(config)?,
                 read_timeout: finite(config.read_timeout.or(Some(READ_TIMEOUT))),
                 connect_timeout: finite(config.connect_timeout.or(Some(CONNECT_TIMEOUT))),
@@ -103,6 +109,11 @@ impl Transport {
     /// The service's URL, without a trailing slash.
     pub(crate) fn base_url(&self) -> &str {
         &self.inner.base_url
+    }
+
+    /// How many connections each purpose may have.
+    pub(crate) fn sockets(&self) -> &Sockets {
+        &self.inner.sockets
     }
 
     /// A key that makes repeated attempts of one request recognisable.
