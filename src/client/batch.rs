@@ -1,49 +1,71 @@
-//! `SampleBatch`: any number of samples, with a window over them.
+//! Any number of samples: [`Samples`], into which requests are pushed, and [`SampleBatch`], which
+//! pulls them from an iterator.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::iter::Fuse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::sampling::SamplingClient;
 use crate::error::Result;
 use crate::runtime::pending::Pending;
-use crate::runtime::sampling::{SamplingProgress, arrival};
+use crate::runtime::sampling::{Arrival, Patience, SamplingProgress};
 use crate::types::{SampleRequest, SampleResponse};
 
 type Hook = Box<dyn FnMut(SamplingProgress) + Send>;
 
-/// The results of a batch, each with its request's position, in the order in which they arrive.
+/// How a request of a batch is submitted.
+pub(super) type Submit<T> = fn(&SamplingClient, SampleRequest) -> Result<Pending<T>>;
+
+/// Samples under way, each with a tag of yours: push requests, take results as they arrive.
 ///
-/// Requests are pulled from the input only as the window has room, on the thread that calls
-/// `next`; an item counts from being pulled until it is taken from here. So a million prompts
-/// need the memory of one window. A request that fails is an item, not the end. Dropping the
-/// batch cancels what is under way.
-#[must_use = "a batch does nothing until it is iterated"]
-pub struct SampleBatch<I: Iterator<Item = SampleRequest>> {
+/// For programs whose next request depends on results, such as a conversation: nothing is pulled,
+/// so nothing can wait for itself. [`sample_batch`](SamplingClient::sample_batch) is shorter where
+/// the requests are known beforehand. Dropping it cancels what is under way.
+///
+/// ```
+/// # fn main() -> tinker::Result<()> {
+/// # use tinker::{ModelInput, SampleRequest, SamplingParams, ServiceClient};
+/// # let service = ServiceClient::local()?;
+/// let sampler = service.create_sampling_client("tinker-local/tiny")?;
+/// let mut turns = sampler.samples();
+/// for game in ["one", "two"] {
+///     turns.push((game, 1), SampleRequest::new(ModelInput::from_ints(vec![7]), SamplingParams::max_tokens(4)));
+/// }
+/// while let Some(((game, turn), result)) = turns.next() {
+///     let said = result?.sequences.remove(0).tokens;
+///     if turn < 3 {
+///         let prompt = ModelInput::from_ints(said);
+///         turns.push((game, turn + 1), SampleRequest::new(prompt, SamplingParams::max_tokens(4)));
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+#[must_use = "results that nobody takes are lost"]
+pub struct Samples<K, T = SampleResponse> {
     client: SamplingClient,
-    input: Fuse<I>,
-    window: usize,
+    submit: Submit<T>,
     in_order: bool,
-    pulled: usize,
+    pushed: usize,
     taken: usize,
-    open: HashMap<usize, Pending<SampleResponse>>,
-    ready: BTreeMap<usize, Result<SampleResponse>>,
+    open: HashMap<usize, (K, Pending<T>)>,
+    ready: BTreeMap<usize, (K, Result<T>)>,
     sender: Sender<usize>,
     done: Receiver<usize>,
     hook: Option<Hook>,
 }
 
-impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
-    pub(super) fn new(client: SamplingClient, input: I) -> Self {
+impl<K, T: Send + 'static> Samples<K, T> {
+    pub(super) fn new(client: SamplingClient, submit: Submit<T>) -> Self {
         let (sender, done) = unbounded();
         Self {
             client,
-            input: input.fuse(),
-            window: 1_000,
+            submit,
             in_order: false,
-            pulled: 0,
+            pushed: 0,
             taken: 0,
             open: HashMap::new(),
             ready: BTreeMap::new(),
@@ -53,10 +75,165 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
         }
     }
 
+    /// Gives the results in the order of the requests.
+    pub fn in_order(mut self) -> Self {
+        self.in_order = true;
+        self
+    }
+
+    /// Calls `hook` with the sampler's progress; see [`SampleBatch::on_progress`].
+    pub fn on_progress(mut self, hook: impl FnMut(SamplingProgress) + Send + 'static) -> Self {
+        self.hook = Some(Box::new(hook));
+        self
+    }
+
+    /// Submits a request. Never waits for the network; a request that cannot be submitted is a
+    /// result like any other.
+    pub fn push(&mut self, tag: K, request: SampleRequest) {
+        let index = self.pushed;
+        self.pushed += 1;
+        match (self.submit)(&self.client, request) {
+            Ok(pending) => {
+                pending.notify(self.sender.clone(), index);
+                self.open.insert(index, (tag, pending));
+            }
+            Err(error) => {
+                self.ready.insert(index, (tag, Err(error)));
+            }
+        }
+    }
+
+    /// How many were pushed and not yet taken.
+    pub fn len(&self) -> usize {
+        self.open.len() + self.ready.len()
+    }
+
+    /// Whether everything that was pushed was taken.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The next result, if it is there.
+    pub fn try_next(&mut self) -> Option<(K, Result<T>)> {
+        while let Ok(index) = self.done.try_recv() {
+            self.arrived(index);
+        }
+        self.take_ready()
+    }
+
+    /// Waits at most `limit` for the next result. `None` if there was none in time, and at once if
+    /// nothing is under way.
+    pub fn next_timeout(&mut self, limit: Duration) -> Option<(K, Result<T>)> {
+        self.wait(&Patience::at_most(limit))
+    }
+
+    fn wait(&mut self, patience: &Patience) -> Option<(K, Result<T>)> {
+        loop {
+            if let Some(item) = self.try_next() {
+                return Some(item);
+            }
+            if self.open.is_empty() {
+                return None;
+            }
+            match patience.arrival(&self.done, self.hook.is_some()) {
+                Arrival::Result(index) => self.arrived(index),
+                Arrival::Tick => self.report(),
+                Arrival::TimedOut => return None,
+            }
+        }
+    }
+
+    fn arrived(&mut self, index: usize) {
+        if let Some((tag, pending)) = self.open.remove(&index) {
+            self.ready.insert(index, (tag, pending.join()));
+        }
+    }
+
+    fn take_ready(&mut self) -> Option<(K, Result<T>)> {
+        let (&first, _) = self.ready.first_key_value()?;
+        if self.in_order && first != self.taken {
+            return None;
+        }
+        self.taken += 1;
+        let (_, item) = self.ready.pop_first()?;
+        self.report();
+        Some(item)
+    }
+
+    fn report(&mut self) {
+        let Some(hook) = &mut self.hook else {
+            return;
+        };
+        let progress = self.client.progress();
+        if catch_unwind(AssertUnwindSafe(|| hook(progress))).is_err() {
+            log::error!("the progress hook panicked; the batch goes on without it");
+            self.hook = None;
+        }
+    }
+
+    /// Cancels what is under way and forgets what has arrived.
+    fn clear(&mut self) {
+        self.open.clear();
+        self.ready.clear();
+    }
+}
+
+/// Waits for the next result; `None` when nothing is under way, which a further push may change.
+impl<K, T: Send + 'static> Iterator for Samples<K, T> {
+    type Item = (K, Result<T>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.wait(&Patience::unlimited())
+    }
+}
+
+impl<K, T> fmt::Debug for Samples<K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Samples")
+            .field("pushed", &self.pushed)
+            .field("under_way", &self.open.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The results of a batch, each with its request's tag, in the order in which they arrive.
+///
+/// A result that is there is given before the next request is pulled; requests are pulled only as
+/// the window has room, on the thread that calls `next`. An item counts from being pulled until it
+/// is taken from here, so a million prompts need the memory of one window. A request that fails
+/// is an item, not the end. Dropping the batch cancels what is under way.
+///
+/// The input may look at results that were taken before, but must not wait for ones that are to
+/// come: `next` would wait for the input. [`Samples`] is for that.
+#[must_use = "a batch does nothing until it is iterated"]
+pub struct SampleBatch<I: Iterator<Item = (K, SampleRequest)>, K = usize, T = SampleResponse> {
+    input: Fuse<I>,
+    samples: Samples<K, T>,
+    window: usize,
+    keeps_full: bool,
+    ends_at_error: bool,
+    /// Whether one was taken for which none has been pulled.
+    owes: bool,
+    ended: bool,
+}
+
+impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I, K, T> {
+    pub(super) fn new(samples: Samples<K, T>, input: I) -> Self {
+        Self {
+            input: input.fuse(),
+            samples,
+            window: 1_000,
+            keeps_full: false,
+            ends_at_error: false,
+            owes: false,
+            ended: false,
+        }
+    }
+
     /// Gives the results in the order of the requests. One slow sample then holds back those
     /// after it, which stay in the window.
     pub fn in_order(mut self) -> Self {
-        self.in_order = true;
+        self.samples = self.samples.in_order();
         self
     }
 
@@ -64,6 +241,21 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
     /// 1000.
     pub fn with_window(mut self, items: usize) -> Self {
         self.window = items.max(1);
+        self
+    }
+
+    /// Pulls a request for every result taken, before the next result is given: the service stays
+    /// busy while this program works on results that have piled up. For inputs that are at hand,
+    /// such as a list.
+    pub fn keep_full(mut self) -> Self {
+        self.keeps_full = true;
+        self
+    }
+
+    /// Ends with the first error that submitting the same request again would not heal: a wrong
+    /// key, a bad prompt. That error is the last item; what is under way is cancelled.
+    pub fn end_at_error(mut self) -> Self {
+        self.ends_at_error = true;
         self
     }
 
@@ -84,87 +276,82 @@ impl<I: Iterator<Item = SampleRequest>> SampleBatch<I> {
     /// # }
     /// ```
     pub fn on_progress(mut self, hook: impl FnMut(SamplingProgress) + Send + 'static) -> Self {
-        self.hook = Some(Box::new(hook));
+        self.samples = self.samples.on_progress(hook);
         self
     }
 
-    fn fill(&mut self) {
-        while self.open.len() + self.ready.len() < self.window {
-            let Some(request) = self.input.next() else {
-                return;
-            };
-            let index = self.pulled;
-            self.pulled += 1;
-            match self.client.submit_sample(&request.prompt, request.options) {
-                Ok(pending) => {
-                    pending.notify(self.sender.clone(), index);
-                    self.open.insert(index, pending);
-                }
-                Err(error) => {
-                    self.ready.insert(index, Err(error));
-                }
+    /// Waits at most `limit` for the next result. `None` leaves the batch usable: either nothing
+    /// came in time or, if [`is_done`](Self::is_done), nothing will.
+    pub fn next_timeout(&mut self, limit: Duration) -> Option<(K, Result<T>)> {
+        self.wait(&Patience::at_most(limit))
+    }
+
+    /// Whether the last result was taken.
+    pub fn is_done(&self) -> bool {
+        self.ended
+    }
+
+    fn wait(&mut self, patience: &Patience) -> Option<(K, Result<T>)> {
+        if self.owes && self.keeps_full {
+            self.pull();
+        }
+        loop {
+            if let Some(item) = self.samples.try_next() {
+                return Some(self.give(item));
+            }
+            if !self.pull() {
+                break;
+            }
+        }
+        match self.samples.wait(patience) {
+            Some(item) => Some(self.give(item)),
+            None => {
+                self.ended |= self.samples.is_empty();
+                None
             }
         }
     }
 
-    fn take_ready(&mut self) -> Option<(usize, Result<SampleResponse>)> {
-        let (&first, _) = self.ready.first_key_value()?;
-        if self.in_order && first != self.taken {
-            return None;
+    fn give(&mut self, item: (K, Result<T>)) -> (K, Result<T>) {
+        self.owes = true;
+        if let Err(error) = &item.1
+            && self.ends_at_error
+            && !error.is_retryable()
+        {
+            self.ended = true;
+            self.samples.clear();
         }
-        self.taken += 1;
-        self.ready.pop_first()
+        item
     }
 
-    /// Waits for a result; the hook hears how things stand meanwhile.
-    fn wait(&mut self) -> usize {
-        while self.hook.is_some() {
-            if let Some(index) = arrival(&self.done) {
-                return index;
-            }
-            self.report();
+    /// Submits the next request; false if the window is full or the input at its end.
+    fn pull(&mut self) -> bool {
+        if self.ended || self.samples.len() >= self.window {
+            return false;
         }
-        self.done.recv().expect("the batch holds a sender itself")
-    }
-
-    fn report(&mut self) {
-        let Some(hook) = &mut self.hook else {
-            return;
+        let Some((tag, request)) = self.input.next() else {
+            return false;
         };
-        let progress = self.client.progress();
-        if catch_unwind(AssertUnwindSafe(|| hook(progress))).is_err() {
-            log::error!("the progress hook panicked; the batch goes on without it");
-            self.hook = None;
-        }
+        self.owes = false;
+        self.samples.push(tag, request);
+        true
     }
 }
 
-impl<I: Iterator<Item = SampleRequest>> Iterator for SampleBatch<I> {
-    type Item = (usize, Result<SampleResponse>);
+impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> Iterator
+    for SampleBatch<I, K, T>
+{
+    type Item = (K, Result<T>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            self.fill();
-            if let Some(item) = self.take_ready() {
-                self.report();
-                return Some(item);
-            }
-            if self.open.is_empty() {
-                return None;
-            }
-            let index = self.wait();
-            if let Some(pending) = self.open.remove(&index) {
-                self.ready.insert(index, pending.join());
-            }
-        }
+        self.wait(&Patience::unlimited())
     }
 }
 
-impl<I: Iterator<Item = SampleRequest>> std::fmt::Debug for SampleBatch<I> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<I: Iterator<Item = (K, SampleRequest)>, K, T> fmt::Debug for SampleBatch<I, K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SampleBatch")
-            .field("pulled", &self.pulled)
-            .field("under_way", &self.open.len())
+            .field("samples", &self.samples)
             .field("window", &self.window)
             .finish_non_exhaustive()
     }

@@ -25,7 +25,7 @@ mod unpack;
 pub use crate::runtime::sampling::SamplingProgress;
 pub use crate::runtime::training::{Attachable, ChunkOutput};
 pub use crate::wire::sse::Event;
-pub use batch::SampleBatch;
+pub use batch::{SampleBatch, Samples};
 pub use call::{CallBody, RawAnswer, RawCall};
 pub use rest::{
     CopyOptions, DownloadOptions, DownloadProgress, Downloaded, ListOptions, Pages, RestClient,

@@ -1,9 +1,10 @@
 //! `SamplingClient`: thousands of samples in flight from plain threads.
 
 use std::fmt;
+use std::iter::Enumerate;
 use std::sync::Arc;
 
-use super::batch::SampleBatch;
+use super::batch::{SampleBatch, Samples};
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
 use crate::runtime::sampling::{Sampler, SamplingProgress, Settings};
@@ -234,11 +235,34 @@ impl SamplingClient {
     /// }
     /// # }
     /// ```
-    pub fn sample_batch<I>(&self, requests: I) -> SampleBatch<I::IntoIter>
+    pub fn sample_batch<I>(&self, requests: I) -> SampleBatch<Enumerate<I::IntoIter>>
     where
         I: IntoIterator<Item = SampleRequest>,
     {
-        SampleBatch::new(self.clone(), requests.into_iter())
+        self.sample_tagged(requests.into_iter().enumerate())
+    }
+
+    /// The same for requests that carry a tag of yours, which comes back with the result.
+    ///
+    /// ```no_run
+    /// # fn example(sampler: tinker::SamplingClient, questions: Vec<(String, tinker::SampleRequest)>) {
+    /// for (question, result) in sampler.sample_tagged(questions) {
+    ///     println!("{question}: {result:?}");
+    /// }
+    /// # }
+    /// ```
+    pub fn sample_tagged<K, I>(&self, requests: I) -> SampleBatch<I::IntoIter, K>
+    where
+        I: IntoIterator<Item = (K, SampleRequest)>,
+    {
+        SampleBatch::new(self.samples(), requests.into_iter())
+    }
+
+    /// Samples to which requests can be added while results come: see [`Samples`].
+    pub fn samples<K>(&self) -> Samples<K> {
+        Samples::new(self.clone(), |client, request| {
+            client.submit_sample(&request.prompt, request.options)
+        })
     }
 
     /// The log probability of each token of the prompt; the first has none.
@@ -276,21 +300,31 @@ impl SamplingClient {
     ) -> Result<Pending<PromptLogprobs>> {
         let request = request.into();
         let options = request.options()?;
-        let pending = self.submit(request.prompt, options, true)?;
-        Ok(pending.and_then(prompt_logprobs))
+        self.score(request.prompt, options)
     }
 
-    /// Scores every prompt, in the order in which results arrive.
+    /// Scores every prompt, in the order in which results arrive: a [`SampleBatch`] of log
+    /// probabilities.
     pub fn compute_logprobs_batch<I>(
         &self,
         prompts: I,
-    ) -> impl Iterator<Item = (usize, Result<PromptLogprobs>)> + use<I>
+    ) -> SampleBatch<impl Iterator<Item = (usize, SampleRequest)> + use<I>, usize, PromptLogprobs>
     where
         I: IntoIterator<Item = ModelInput>,
     {
         let score = |prompt| SampleRequest::new(prompt, SampleOptions::score_prompt());
-        SampleBatch::new(self.clone(), prompts.into_iter().map(score))
-            .map(|(index, result)| (index, result.and_then(prompt_logprobs)))
+        let samples = Samples::new(self.clone(), |client, request| {
+            client.score(request.prompt, request.options)
+        });
+        SampleBatch::new(samples, prompts.into_iter().map(score).enumerate())
+    }
+
+    /// Repeats what fails, also where the service asks for samples not to be repeated: scoring
+    /// draws nothing.
+    fn score(&self, prompt: ModelInput, options: SampleOptions) -> Result<Pending<PromptLogprobs>> {
+        Ok(self
+            .submit(prompt, options, true)?
+            .and_then(prompt_logprobs))
     }
 
     /// How this sampler is getting on: counts, tokens, speed, the oldest sample under way.

@@ -1,10 +1,10 @@
 //! Time as a value: real, or driven by a test that wants the list of delays.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::stop::{Flag, Stop};
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
 /// Where the runtime gets the time from and how it waits.
 ///
@@ -103,21 +103,25 @@ impl Clock {
 
     /// Waits for `changed`, at most for `limit`, which a recorded clock takes as already over,
     /// or until the next `beat`, which it never reaches.
-    pub(crate) fn wait_for<T>(
+    pub(crate) fn wait_for<'a, T>(
         &self,
         changed: &Condvar,
-        guard: MutexGuard<'_, T>,
+        guard: MutexGuard<'a, T>,
         limit: Option<Duration>,
         beat: Option<Duration>,
-    ) {
+    ) -> MutexGuard<'a, T> {
         let soonest = [limit, beat].into_iter().flatten().min();
         match (self, limit, soonest) {
-            (Self::Real, _, Some(limit)) => drop(changed.wait_timeout(guard, limit)),
-            (Self::Real, ..) | (Self::Recorded(_), None, _) => drop(changed.wait(guard)),
+            (Self::Real, _, Some(limit)) => {
+                let waited = changed.wait_timeout(guard, limit);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            (Self::Real, ..) | (Self::Recorded(_), None, _) => wait(changed, guard),
             (Self::Recorded(recording), Some(limit), _) => {
                 let mut state = lock(&recording.state);
                 state.0 += limit;
                 state.1.push(limit);
+                guard
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Ending as a value: a flag that wakes whoever waits.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock};
 
 /// A flag that many threads may wait on; once set it stays set.
 #[derive(Debug, Clone, Default)]

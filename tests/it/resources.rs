@@ -9,7 +9,9 @@ use serde_json::json;
 use tinker::config::Config;
 use tinker::types::FinishReason;
 use tinker::unversioned::Intervals as _;
-use tinker::{AdamParams, Datum, Error, LossFn, ModelInput, SamplingParams, ServiceClient};
+use tinker::{
+    AdamParams, Datum, Error, LossFn, ModelInput, SampleRequest, SamplingParams, ServiceClient,
+};
 
 use crate::support::fake::{Fake, result_of, route, train};
 use crate::support::scripted::{Gate, Recorded, Reply};
@@ -29,7 +31,21 @@ struct Helper {
 
 impl Helper {
     fn start(test: &str, url: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::run(Command::new(std::env::current_exe().unwrap()), test, url)
+    }
+
+    /// The same in a process that may open so many files.
+    fn start_within(files: u32, test: &str, url: &str) -> Self {
+        let mut shell = Command::new("sh");
+        let limited = format!("ulimit -n {files} && exec \"$0\" \"$@\"");
+        shell
+            .args(["-c", &limited])
+            .arg(std::env::current_exe().unwrap());
+        Self::run(shell, test, url)
+    }
+
+    fn run(mut command: Command, test: &str, url: &str) -> Self {
+        let mut child = command
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(URL, url)
             .stdin(Stdio::piped())
@@ -211,10 +227,68 @@ fn a_poller_needs_no_thread_per_sample() {
     let [threads, megabytes] = child.read("waiting")[..] else {
         panic!()
     };
-    assert!(threads < 100, "{threads} threads");
-    assert!(megabytes < 40, "{megabytes} MB");
+    // As many as submit at once, while they are warm.
+    assert!(threads < 450, "{threads} threads");
+    assert!(megabytes < 60, "{megabytes} MB");
     drop(child);
     gate.open();
+}
+
+/// Samples in a process with few descriptors, while the program opens files and trains.
+fn sample_with_few_descriptors(url: &str) {
+    let service = client(url);
+    let training = train(&service);
+    let sampler = service.create_sampling_client("some/model").unwrap();
+    let requests = (0..600).map(|_| {
+        let prompt = ModelInput::from_ints(vec![1; 16]);
+        SampleRequest::new(prompt, SamplingParams::max_tokens(4))
+    });
+    let (mut arrived, mut opened) = (0, 0);
+    for (_, result) in sampler.sample_batch(requests) {
+        arrived += u64::from(result.is_ok());
+        opened += u64::from(std::fs::File::open("/dev/null").is_ok());
+    }
+    let trained = training.optim_step(AdamParams::default()).unwrap().join();
+    report("few", &[arrived, opened, u64::from(trained.is_ok())]);
+    std::process::exit(0);
+}
+
+#[track_caller]
+fn check_few_descriptors(test: &str, files: u32, flags: serde_json::Value, in_flight: usize) {
+    if let Some(url) = child_url() {
+        return sample_with_few_descriptors(&url);
+    }
+    let fake = Fake::with_flags(flags);
+    let gate = Gate::new();
+    let held = gate.clone();
+    fake.server.on(
+        "POST",
+        &route("retrieve_future"),
+        move |request| match request.header("x-tinker-request-type").unwrap() {
+            "Sample" => Reply::json(&result_of("Sample")).after(&held),
+            other => Reply::json(&result_of(other)),
+        },
+    );
+    let mut child = Helper::start_within(files, &format!("resources::{test}"), &fake.server.url());
+    gate.wait_for(in_flight);
+    gate.open();
+    assert_eq!(child.read("few"), [600, 600, 1]);
+    // The training step is submitted once: nothing was sent twice for want of a descriptor.
+    assert_eq!(fake.bodies("asample").len(), 600);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn at_128_descriptors_all_samples_arrive_and_files_can_be_opened() {
+    let name = "at_128_descriptors_all_samples_arrive_and_files_can_be_opened";
+    check_few_descriptors(name, 128, json!({}), 24);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn at_256_descriptors_all_samples_arrive_and_files_can_be_opened() {
+    let name = "at_256_descriptors_all_samples_arrive_and_files_can_be_opened";
+    check_few_descriptors(name, 256, json!({}), 48);
 }
 
 /// Processor time of this process so far, in hundredths of a second.
@@ -272,6 +346,7 @@ fn killing_the_server_ends_everything_and_leaves_no_thread() {
             .with_base_url(url)
             .with_api_key("tml-test")
             .with_patience(Duration::from_millis(200))
+            .with_result_patience(Duration::from_millis(200))
             .with_stuck_after(Duration::from_millis(500))
             .with_close_timeout(Duration::from_millis(200));
         let service = ServiceClient::new(config).unwrap();

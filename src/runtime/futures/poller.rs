@@ -2,7 +2,7 @@
 //!
 //! Waiting then needs no thread per sample: a sample registers what to do once it has ended.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,19 +33,50 @@ struct Shared {
     clone_id: u64,
     state: Mutex<State>,
     changed: Condvar,
+    tend: Tend,
 }
+
+/// Asked after every poll: an error ends what waits at present.
+type Tend = Box<dyn Fn() -> Option<Error> + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     waiting: HashMap<String, Waiter>,
-    /// Ended before anyone asked.
-    early: HashMap<String, u64>,
+    /// Ended before anyone asked, or after nobody did any more.
+    early: Early,
     /// Fetched, and to be reported by the next poll.
     fetched: BTreeSet<String>,
     cursor: u64,
     /// What everyone is told once the poller has ended.
     ended: Option<Result<u64>>,
     closed: bool,
+}
+
+/// Announcements that came before their request was known to be waited for. Those of requests
+/// that were given up are never asked for, so the oldest go.
+#[derive(Default)]
+struct Early {
+    sizes: HashMap<String, u64>,
+    order: VecDeque<String>,
+}
+
+impl Early {
+    /// More than can be between being accepted and being waited for.
+    const KEPT: usize = 4_096;
+
+    fn insert(&mut self, id: String, size: u64) {
+        if self.sizes.insert(id.clone(), size).is_none() {
+            self.order.push_back(id);
+        }
+        while self.order.len() > Self::KEPT {
+            let oldest = self.order.pop_front().expect("there are many");
+            self.sizes.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, id: &str) -> Option<u64> {
+        self.sizes.remove(id)
+    }
 }
 
 /// What one poll brought.
@@ -136,12 +167,14 @@ impl Poller {
         background: &Background,
         sampling_session_id: &str,
         clone_id: u64,
+        tend: Tend,
     ) -> Result<Self> {
         let poller = Self(Arc::new(Shared {
             sampling_session_id: sampling_session_id.to_owned(),
             clone_id,
             state: Mutex::default(),
             changed: Condvar::new(),
+            tend,
         }));
         let (shared, results) = (poller.0.clone(), results.clone());
         background.spawn("tinker-poll", move || shared.run(&results))?;
@@ -162,6 +195,13 @@ impl Poller {
         state.waiting.insert(request_id.to_owned(), waiter);
         drop(state);
         self.0.changed.notify_all();
+    }
+
+    /// Lets go of a request that nobody waits for any more.
+    pub(crate) fn forget(&self, request_id: &str) {
+        // What waited tells its own waiters when it is dropped, which must not be under the lock.
+        let waiter = lock(&self.0.state).waiting.remove(request_id);
+        drop(waiter);
     }
 
     /// Notes that a result was fetched, or will never be.
@@ -204,6 +244,9 @@ impl Shared {
                     log::warn!("samples are awaited one by one from now on: {error}");
                     return self.end(&Ok(UNKNOWN_SIZE), true);
                 }
+            }
+            if let Some(error) = (self.tend)() {
+                self.end(&Err(error), false);
             }
         }
         let error = Error::Closed(Context::new("the client was closed"));
@@ -300,7 +343,7 @@ impl Shared {
             let size = completion.payload_size().unwrap_or(UNKNOWN_SIZE);
             match state.waiting.remove(id) {
                 Some(waiter) => woken.push((waiter, size)),
-                None => drop(state.early.insert(id.to_owned(), size)),
+                None => state.early.insert(id.to_owned(), size),
             }
         }
         drop(state);

@@ -10,7 +10,7 @@ use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::pending::{Outstanding, Status};
 use crate::runtime::stop::Stop;
-use crate::runtime::threads::{Bytes, BytesGuard, Cpu, Crew};
+use crate::runtime::threads::{Bytes, Cpu, Crew};
 use crate::types::{ClientConfig, ClientEvent, QueueStatus, QueueUpdate};
 
 /// How often the state of one operation's queue is logged.
@@ -28,7 +28,7 @@ pub(crate) struct Results {
     pub(crate) crew: Crew,
     pub(crate) cpu: Cpu,
     /// Bytes of results being fetched.
-    bytes: Bytes,
+    pub(super) bytes: Bytes,
     pub(crate) outstanding: Outstanding,
     report: Report,
     observer_failed: AtomicBool,
@@ -54,8 +54,10 @@ impl Results {
         client_config: Arc<ClientConfig>,
         report: impl Fn(&Failure<'_>) + Send + Sync + 'static,
     ) -> Self {
+        let sockets = link.transport().sockets();
+        let threads = config.max_waiting_threads.min(sockets.waits);
         Self {
-            crew: Crew::new("tinker-wait", config.max_waiting_threads),
+            crew: Crew::new("tinker-wait", threads),
             cpu: Cpu::default(),
             bytes: Bytes::new(client_config.inflight_response_bytes_semaphore_size),
             outstanding: Outstanding::default(),
@@ -107,17 +109,13 @@ impl Results {
 
     /// Ends the waits and their threads.
     pub(crate) fn shut_down(&self) {
+        self.bytes.close();
         self.crew.close();
     }
 
     /// How long failures in a row are borne before they surface.
     pub(crate) fn patience(&self) -> Duration {
         self.config.patience
-    }
-
-    /// Room for a result; `None` when the client stops.
-    pub(super) fn reserve(&self, size: u64) -> Option<BytesGuard> {
-        self.bytes.take(size, self.link.stop())
     }
 
     pub(super) fn failed(&self, failure: &Failure<'_>) {

@@ -147,7 +147,10 @@ impl<T: Send + 'static> Watch<T> {
     /// Polls on this thread, which must be one that may wait.
     pub(crate) fn run(mut self) {
         if let Some(size) = self.announced.take() {
-            self.reserved = self.results.reserve(size);
+            self = match self.reserve(size) {
+                Some(watch) => watch,
+                None => return,
+            };
         }
         loop {
             let answer = match self.poll() {
@@ -172,7 +175,10 @@ impl<T: Send + 'static> Watch<T> {
                         .clock()
                         .pause(self.results.link.stop(), delay);
                 }
-                Verdict::Fetch(size) => self.reserved = self.results.reserve(size),
+                Verdict::Fetch(size) => match self.reserve(size) {
+                    Some(watch) => self = watch,
+                    None => return,
+                },
                 Verdict::Fail(error) => {
                     let error = self.name(error);
                     self.report(&error);
@@ -189,10 +195,31 @@ impl<T: Send + 'static> Watch<T> {
             if let Some(error) = (self.give_up)() {
                 return (self.done)(Outcome::Failed(error));
             }
-            if self.crew.is_crowded() {
+            // Whoever holds bytes keeps the thread: others wait for those bytes.
+            if self.reserved.is_none() && self.crew.is_crowded() {
                 return self.start();
             }
         }
+    }
+
+    /// Takes room for the result. If there is none, the watch leaves this thread to others and
+    /// goes on, before all of them, once there is.
+    fn reserve(mut self, size: u64) -> Option<Self> {
+        let bytes = self.results.bytes.clone();
+        if let Some(room) = bytes.try_take(size) {
+            self.reserved = Some(room);
+            return Some(self);
+        }
+        bytes.take_later(size, move |room| {
+            if room.is_none() {
+                let message = "the client was closed before its result was fetched";
+                return self.fail(Error::Closed(Context::new(message)));
+            }
+            self.reserved = room;
+            let crew = self.crew.clone();
+            crew.run_first(move || self.run());
+        });
+        None
     }
 
     fn name(&self, error: Error) -> Error {

@@ -1,10 +1,10 @@
 //! The rate limit: after a 429 every sampler of a service holds back.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// A backoff that every sampler of one service and key in the process obeys.
 ///

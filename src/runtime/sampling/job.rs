@@ -71,7 +71,7 @@ impl Job {
                 }
                 sampler.backoff.extend(sampler.now() + delay);
                 sampler.link().tell(&ClientEvent::Backoff { delay });
-                self.requeue(|samples, job| samples.push_front(job, bytes, flight));
+                self.requeue(|samples, lane, job| samples.push_front(lane, job, bytes, flight));
             }
             Submitted::Again(error) => self.again(error, flight),
             Submitted::Fatal(error) => self.fail(error),
@@ -153,14 +153,15 @@ impl Job {
             .retrying(&ASAMPLE.label(), delay, &error);
         self.sampler.progress.retried();
         let bytes = self.bytes;
-        self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
+        self.requeue(|samples, lane, job| samples.push_later(lane, job, bytes, flight, delay));
     }
 
     fn await_result(mut self: Box<Self>, reply: FutureReply, flight: Option<Flight>) {
         let id = reply.request_id;
         self.status.accepted(&id);
-        let (cancels, cancelled) = (self.sampler.room.cancels.clone(), id.clone());
-        self.status.on_cancel(move || cancels.send(cancelled));
+        let (cancels, status) = (self.sampler.room.cancels.clone(), self.status.clone());
+        let cancelled = id.clone();
+        status.on_cancel(move || cancels.send(cancelled));
         let poller = match self.sampler.poller() {
             Ok(poller) => poller.cloned(),
             Err(error) => return self.fail(error),
@@ -182,6 +183,8 @@ impl Job {
                 }
             }),
         );
+        // Not before it waits: what is cancelled already is let go of here.
+        status.on_cancel(move || poller.forget(&waited));
     }
 
     /// Fetches the result of the accepted request `id`, and tells the poller when that is done.
@@ -240,11 +243,8 @@ impl Job {
                 Err(error) => self.fail(error),
             },
             Outcome::Lost(error) => self.retry(error, flight),
-            Outcome::Failed(error) => match error {
-                Error::Connection(_) | Error::Timeout(_) => self.retry(error, flight),
-                Error::Status(_) if error.status() >= Some(500) => self.retry(error, flight),
-                _ => self.fail(error),
-            },
+            Outcome::Failed(error) if heals(&error) => self.retry(error, flight),
+            Outcome::Failed(error) => self.fail(error),
         }
     }
 
@@ -273,13 +273,14 @@ impl Job {
         self.number = None;
         self.sampler.progress.retried();
         let bytes = self.bytes;
-        self.requeue(|samples, job| samples.push_later(job, bytes, flight, delay));
+        self.requeue(|samples, lane, job| samples.push_later(lane, job, bytes, flight, delay));
     }
 
-    fn requeue(self: Box<Self>, push: impl FnOnce(&Dispatcher<Box<Job>>, Box<Self>)) {
-        let room = self.sampler.room.clone();
-        if let Some(samples) = room.dispatcher.get() {
-            push(samples, self);
+    fn requeue(self: Box<Self>, push: impl FnOnce(&Dispatcher<Box<Job>>, u64, Box<Self>)) {
+        let sampler = self.sampler.clone();
+        if let (Some(dispatcher), Some(lane)) = (sampler.room.dispatcher.get(), sampler.lane.get())
+        {
+            push(dispatcher, *lane, self);
         }
     }
 
@@ -288,6 +289,15 @@ impl Job {
         drop(self.ticket);
         let error = error.for_request("sample").for_idempotent();
         self.promise.resolve(Err(error));
+    }
+}
+
+/// Whether a sample that failed like this may succeed as a new request.
+fn heals(error: &Error) -> bool {
+    match error {
+        Error::Connection(_) | Error::Timeout(_) => true,
+        Error::Status(_) => error.status() >= Some(500),
+        _ => false,
     }
 }
 

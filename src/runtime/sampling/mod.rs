@@ -9,6 +9,6 @@ mod room;
 mod sampler;
 
 pub use self::progress::SamplingProgress;
-pub(crate) use self::progress::arrival;
+pub(crate) use self::progress::{Arrival, Patience};
 pub(crate) use self::room::Sampling;
 pub(crate) use self::sampler::{Sampler, Settings};

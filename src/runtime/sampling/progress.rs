@@ -12,9 +12,42 @@ use crate::sync::lock;
 /// How often a hook is told while no result arrives.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The next result, or nothing when it is time to say how things stand.
-pub(crate) fn arrival(done: &Receiver<usize>) -> Option<usize> {
-    done.recv_timeout(TICK).ok()
+/// How long to wait for a result of a batch.
+pub(crate) struct Patience(Option<Instant>);
+
+/// What ended a wait.
+pub(crate) enum Arrival {
+    Result(usize),
+    /// It is time to say how things stand.
+    Tick,
+    TimedOut,
+}
+
+impl Patience {
+    pub(crate) fn unlimited() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn at_most(limit: Duration) -> Self {
+        Self(Instant::now().checked_add(limit))
+    }
+
+    /// The next result, which someone who holds the channel's other end will send.
+    pub(crate) fn arrival(&self, done: &Receiver<usize>, ticks: bool) -> Arrival {
+        let left = self
+            .0
+            .map(|end| end.saturating_duration_since(Instant::now()));
+        let limit = [left, ticks.then_some(TICK)].into_iter().flatten().min();
+        let received = match limit {
+            Some(limit) => done.recv_timeout(limit).ok(),
+            None => done.recv().ok(),
+        };
+        match received {
+            Some(index) => Arrival::Result(index),
+            None if left == limit => Arrival::TimedOut,
+            None => Arrival::Tick,
+        }
+    }
 }
 
 /// How often the progress of a big run is logged.

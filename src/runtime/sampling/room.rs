@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::cancel::Cancels;
-use super::dispatch::{Dispatcher, Limits};
+use super::dispatch::{Dispatcher, Limits, SHARE};
 use super::job::Job;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runtime::futures::{Poller, Results};
 use crate::runtime::threads::{Background, Crew};
 use crate::sync::lock;
@@ -16,10 +16,6 @@ use crate::types::DynamicConfig;
 /// Submissions on the wire at once, and shortly after a backoff.
 const POSTS: usize = 400;
 const NARROW_POSTS: usize = 10;
-
-/// The same when a poller does the waiting, and how many results are then fetched at once: fewer
-/// than a hundred threads in all.
-const POLLED_POSTS: usize = 44;
 
 /// The sampling side of a session.
 pub(crate) struct Sampling {
@@ -42,9 +38,10 @@ impl Sampling {
         dynamic: Arc<Mutex<DynamicConfig>>,
     ) -> Self {
         let threads = results.config.max_waiting_threads;
+        let fetches = POSTS.min(results.link.transport().sockets().fetches);
         Self {
             couriers: Crew::new("tinker-sample", threads),
-            fetchers: Crew::new("tinker-fetch", POLLED_POSTS.min(threads)),
+            fetchers: Crew::new("tinker-fetch", fetches.min(threads)),
             cancels: Arc::new(Cancels::new(
                 results.link.clone(),
                 results.crew.clone(),
@@ -57,17 +54,18 @@ impl Sampling {
         }
     }
 
-    /// Samples that wait to be sent.
-    pub(super) fn waiting(&self) -> usize {
-        self.dispatcher.get().map_or(0, Dispatcher::waiting)
-    }
-
-    pub(super) fn start_poller(&self, sampling_session_id: &str, clone_id: u64) -> Result<Poller> {
+    pub(super) fn start_poller(
+        &self,
+        sampling_session_id: &str,
+        clone_id: u64,
+        tend: Box<dyn Fn() -> Option<Error> + Send + Sync>,
+    ) -> Result<Poller> {
         let poller = Poller::start(
             &self.results,
             &self.background,
             sampling_session_id,
             clone_id,
+            tend,
         )?;
         let mut pollers = lock(&self.pollers);
         pollers.retain(|known| !known.is_closed());
@@ -97,30 +95,40 @@ impl Sampling {
 
     fn limits(&self) -> Limits {
         let config = &self.results.client_config;
+        let sockets = self.results.link.transport().sockets();
         let polled = config.sample_use_retrieve_futures;
         Limits {
             posts: match polled {
-                true => POLLED_POSTS,
-                false => POSTS,
+                true => POSTS.min(sockets.polled_posts),
+                false => POSTS.min(sockets.posts),
             },
             narrow_posts: NARROW_POSTS,
-            flights: (!polled).then_some(config.sample_max_concurrent_requests),
             bytes: config.sample_dispatch_bytes_semaphore_size,
+            flights: (!polled).then_some(config.sample_max_concurrent_requests),
+            all_flights: sockets.flights,
         }
     }
 
     fn start(&self, queue: &Dispatcher<Box<Job>>) -> Result<()> {
         let most = self.results.config.max_waiting_threads;
         let threads = match self.results.client_config.sample_use_retrieve_futures {
-            true => POLLED_POSTS,
+            true => self.limits().posts,
             false => most,
         };
         let (queue, couriers) = (queue.clone(), self.couriers.clone());
+        let limit = self.results.link.transport().sockets().limit;
+        let mut told = false;
         self.background.spawn("tinker-dispatch", move || {
             while let Some((job, post, flight)) = queue.next() {
+                if !told && queue.was_full() {
+                    told = true;
+                    warn_of_limit(limit);
+                }
                 let queue = queue.clone();
-                // A thread for every submission that counts, and for those that do not any more.
-                couriers.allow(most.min(threads + queue.silent()));
+                // A thread for every submission that counts, for those that do not any more, and
+                // for every sampler's share.
+                let shares = SHARE * queue.lanes();
+                couriers.allow(most.min(threads + queue.silent() + shares));
                 couriers.run(move || {
                     job.go(post, flight);
                     while let Some((job, post, flight)) = queue.try_next() {
@@ -142,6 +150,16 @@ impl Sampling {
         Backoff::shared(link.transport().base_url(), &link.identity()).remaining(now)
     }
 
+    /// Samples that wait to be sent, of all samplers.
+    pub(crate) fn waiting(&self) -> usize {
+        self.dispatcher.get().map_or(0, Dispatcher::all_waiting)
+    }
+
+    pub(crate) fn rescue(&self) {
+        self.couriers.rescue();
+        self.fetchers.rescue();
+    }
+
     /// Ends the dispatcher, the pollers and their threads.
     pub(crate) fn shut_down(&self) {
         if let Some(dispatcher) = self.dispatcher.get() {
@@ -152,5 +170,14 @@ impl Sampling {
         }
         self.couriers.close();
         self.fetchers.close();
+    }
+}
+
+fn warn_of_limit(limit: Option<u64>) {
+    if let Some(limit) = limit {
+        log::warn!(
+            "this process may open {limit} files at once (`ulimit -n`), which holds samples back; \
+             with a higher limit more are under way at a time"
+        );
     }
 }

@@ -53,6 +53,10 @@ pub(crate) struct Sampler {
     is_clone: bool,
     clone_id: Mutex<Option<u64>>,
     next: AtomicU64,
+    /// Its queue in the dispatcher, from the first sample on.
+    pub(super) lane: OnceLock<u64>,
+    /// What the latest sample was submitted with.
+    latest: Mutex<Option<Settings>>,
     poller: OnceLock<Poller>,
     pub(crate) progress: Progress,
     pub(super) backoff: Arc<Backoff>,
@@ -73,6 +77,8 @@ impl Sampler {
             is_clone,
             clone_id: Mutex::new((!is_clone).then_some(0)),
             next: AtomicU64::new(0),
+            lane: OnceLock::new(),
+            latest: Mutex::new(None),
             poller: OnceLock::new(),
             progress: Progress::new(now),
             backoff,
@@ -108,13 +114,19 @@ impl Sampler {
             refusals: 0,
             refused_since: None,
         });
-        self.room.dispatcher(&self.backoff)?.push(job, bytes);
+        *lock(&self.latest) = Some(settings);
+        let dispatcher = self.room.dispatcher(&self.backoff)?;
+        let lane = *self.lane.get_or_init(|| dispatcher.add_lane());
+        let queue = dispatcher.clone();
+        job.status
+            .on_cancel(move || queue.give_up(lane, |job| job.status.is_cancelled()));
+        dispatcher.push(lane, job, bytes);
         Ok(pending)
     }
 
     /// Refuses a sample while too many wait.
     fn check_room(&self) -> Result<()> {
-        let (waiting, most) = (self.waiting(), self.room.results.config.max_queued_samples);
+        let (waiting, most) = (self.room.waiting(), self.room.results.config.max_queued_samples);
         if waiting < most {
             return Ok(());
         }
@@ -133,9 +145,20 @@ impl Sampler {
         &self.room.results.link
     }
 
-    /// Samples that wait to be sent, of all samplers of the session.
+    /// Samples that wait to be sent.
     pub(crate) fn waiting(&self) -> usize {
-        self.room.waiting()
+        match (self.room.dispatcher.get(), self.lane.get()) {
+            (Some(dispatcher), Some(lane)) => dispatcher.waiting(*lane),
+            _ => 0,
+        }
+    }
+
+    /// Looks after samples that wait without a thread: says how they are getting on, and gives
+    /// the error of a run that gets nowhere.
+    fn tend(&self) -> Option<Error> {
+        self.progress.log(self.now(), || self.waiting());
+        let settings = (*lock(&self.latest))?;
+        self.stuck(&settings)
     }
 
     /// The next request number. The first one of a clone may ask the service where to begin.
@@ -172,13 +195,18 @@ impl Sampler {
         Ok(id)
     }
 
-    pub(super) fn poller(&self) -> Result<Option<&Poller>> {
+    pub(super) fn poller(self: &Arc<Self>) -> Result<Option<&Poller>> {
         if !self.room.results.client_config.sample_use_retrieve_futures {
             return Ok(None);
         }
         if self.poller.get().is_none() {
             let id = self.clone_id()?;
-            let started = self.room.start_poller(&self.sampling_session_id, id)?;
+            let started = {
+                let sampler = Arc::downgrade(self);
+                let tend = move || sampler.upgrade()?.tend();
+                self.room
+                    .start_poller(&self.sampling_session_id, id, Box::new(tend))?
+            };
             if let Err(second) = self.poller.set(started) {
                 second.close();
             }
@@ -205,6 +233,9 @@ impl Drop for Sampler {
     fn drop(&mut self) {
         if let Some(poller) = self.poller.get() {
             poller.close();
+        }
+        if let (Some(dispatcher), Some(lane)) = (self.room.dispatcher.get(), self.lane.get()) {
+            dispatcher.remove_lane(*lane);
         }
     }
 }

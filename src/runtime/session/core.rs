@@ -79,6 +79,13 @@ impl Core {
         last.map(|last| now.saturating_duration_since(last))
     }
 
+    /// Tries again to start threads that the system refused.
+    pub(super) fn rescue(&self) {
+        self.results.crew.rescue();
+        self.training.rescue();
+        self.sampling.rescue();
+    }
+
     /// Wakes and ends everything that runs for the session, and waits for it, except for the
     /// thread that called this, should it be one of them.
     pub(super) fn shut_down(&self) {

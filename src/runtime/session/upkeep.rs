@@ -15,25 +15,37 @@ const MIN_REFRESH: u64 = 10;
 /// The most.
 const MAX_REFRESH: u64 = 86_400;
 
+/// The longest time between two looks at anything.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// How often work is looked for whose thread the system refused to start.
+const RESCUE: Duration = Duration::from_secs(5);
+
 /// What the service wants changed while a session runs; a server without it gets the defaults.
 pub(crate) fn fetch_dynamic(link: &Link) -> Result<DynamicConfig> {
     let reply = link.optional(&route::DYNAMIC_CONFIG, &config_body()?)?;
     Ok(reply.unwrap_or_default())
 }
 
-/// Renews the token and looks for changes of configuration.
+/// Renews the token, looks for changes of configuration, and starts threads that the system has
+/// refused before.
 pub(super) fn upkeep(core: &Core) {
     let interval = |dynamic: &DynamicConfig| {
         Duration::from_secs(dynamic.refresh_interval_sec.clamp(MIN_REFRESH, MAX_REFRESH))
     };
     let clock = core.link.clock();
     let mut due = clock.now() + interval(&lock(&core.dynamic));
+    let mut token = clock.now();
     loop {
-        let token = core.link.refresh_token().unwrap_or(Duration::MAX);
-        let wait = due.saturating_duration_since(clock.now()).min(token);
-        if clock.beat(core.link.stop(), wait) {
+        if token <= clock.now() {
+            let lasts = core.link.refresh_token().unwrap_or(LONGEST);
+            token = clock.now() + lasts.min(LONGEST);
+        }
+        let wait = due.min(token).saturating_duration_since(clock.now());
+        if clock.beat(core.link.stop(), wait.min(RESCUE)) {
             return;
         }
+        core.rescue();
         if clock.now() < due {
             continue;
         }

@@ -29,6 +29,7 @@ pub(crate) struct Crew(Arc<Shared>);
 struct Shared {
     name: &'static str,
     limit: AtomicUsize,
+    stack: AtomicUsize,
     state: Mutex<State>,
     gone: Condvar,
 }
@@ -49,6 +50,7 @@ impl Crew {
         Self(Arc::new(Shared {
             name,
             limit: AtomicUsize::new(limit.max(1)),
+            stack: AtomicUsize::new(STACK),
             state: Mutex::default(),
             gone: Condvar::new(),
         }))
@@ -57,7 +59,15 @@ impl Crew {
     /// Runs `job` on a thread of its own, or queues it. After [`close`](Self::close) the job is
     /// dropped, and its promise with it.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let mut job: Job = Box::new(job);
+        self.add(Box::new(job), VecDeque::push_back);
+    }
+
+    /// The same, before all others that wait for a thread.
+    pub(crate) fn run_first(&self, job: impl FnOnce() + Send + 'static) {
+        self.add(Box::new(job), VecDeque::push_front);
+    }
+
+    fn add(&self, mut job: Job, queue: impl FnOnce(&mut VecDeque<Job>, Job)) {
         let mut state = lock(&self.0.state);
         if state.closed {
             drop(state);
@@ -74,14 +84,25 @@ impl Crew {
             drop(handle.join());
         }
         // Those who came first get the thread.
-        state.queue.push_back(job);
+        queue(&mut state.queue, job);
+        self.grow(&mut state);
+    }
+
+    /// Starts a thread for the first job in the queue, if one more is allowed.
+    fn grow(&self, state: &mut State) {
         if state.running.len() < self.0.limit.load(Ordering::Relaxed)
             && let Some(first) = state.queue.pop_front()
-            && let Err(unstarted) = self.start(&mut state, first)
         {
-            drop(state);
-            // Nobody else would ever take it up.
-            run_job(unstarted);
+            self.start(state, first);
+        }
+    }
+
+    /// Tries again to start threads that the system refused: should none be running, nobody else
+    /// would take what is queued.
+    pub(crate) fn rescue(&self) {
+        let mut state = lock(&self.0.state);
+        if state.running.is_empty() {
+            self.grow(&mut state);
         }
     }
 
@@ -90,15 +111,15 @@ impl Crew {
         self.0.limit.store(threads.max(1), Ordering::Relaxed);
     }
 
-    /// Starts a thread for the job. If the system refuses, the job waits for one that runs, or
-    /// is given back if there is none.
-    fn start(&self, state: &mut State, job: Job) -> Result<(), Job> {
+    /// Starts a thread for the job. If the system refuses, the job waits for one that runs, or for
+    /// [`rescue`](Self::rescue).
+    fn start(&self, state: &mut State, job: Job) {
         let id = state.next_id;
         let slot = Arc::new(Mutex::new(Some(job)));
         let (shared, mine) = (self.0.clone(), slot.clone());
         let spawned = thread::Builder::new()
             .name(format!("{}-{id}", self.0.name))
-            .stack_size(STACK)
+            .stack_size(self.0.stack.load(Ordering::Relaxed))
             .spawn(move || {
                 let first = lock(&mine).take();
                 shared.work(id, first);
@@ -111,18 +132,20 @@ impl Crew {
             Err(error) => {
                 let job = lock(&slot).take().expect("no thread started to take it");
                 log::warn!("cannot start another waiting thread ({error}); requests take turns");
-                if state.running.is_empty() {
-                    return Err(job);
-                }
                 state.queue.push_front(job);
             }
         }
-        Ok(())
     }
 
     /// Whether jobs wait for a thread: long polls should then be short and queue up again.
     pub(crate) fn is_crowded(&self) -> bool {
         !lock(&self.0.state).queue.is_empty()
+    }
+
+    /// Sets the stack of threads to come; one that no system can give makes it refuse them.
+    #[cfg(test)]
+    fn set_stack(&self, bytes: usize) {
+        self.0.stack.store(bytes, Ordering::Relaxed);
     }
 
     /// How many threads there are, idle ones included.
@@ -209,6 +232,36 @@ mod tests {
     use crossbeam_channel::unbounded;
 
     use super::*;
+
+    #[test]
+    fn a_job_whose_thread_was_refused_runs_once_one_can_be_had() {
+        let crew = Crew::new("test", 2);
+        crew.set_stack(usize::MAX / 4);
+        let (done, results) = unbounded();
+        crew.run(move || done.send(1).unwrap());
+        crew.rescue();
+        assert_eq!((crew.threads(), crew.is_crowded()), (0, true));
+        crew.set_stack(STACK);
+        crew.rescue();
+        assert_eq!(results.recv(), Ok(1));
+        crew.close();
+    }
+
+    #[test]
+    fn who_may_go_first_gets_the_next_thread() {
+        let crew = Crew::new("test", 1);
+        let (release, gate) = bounded::<()>(0);
+        let (done, results) = unbounded();
+        crew.run(move || gate.recv().unwrap());
+        for index in [1, 2] {
+            let done = done.clone();
+            crew.run(move || done.send(index).unwrap());
+        }
+        crew.run_first(move || done.send(0).unwrap());
+        release.send(()).unwrap();
+        assert_eq!(results.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
+        crew.close();
+    }
 
     #[test]
     fn grows_on_demand_and_queues_past_the_limit() {

@@ -306,10 +306,7 @@ impl Sending {
     ) -> Result<FutureReply> {
         let training = self.training();
         let closed = || Error::Closed(Context::new("closed while a chunk waited"));
-        let _budget = training
-            .budget
-            .take(bytes as u64, training.results.link.stop())
-            .ok_or_else(closed)?;
+        let _budget = training.budget.take(bytes as u64).ok_or_else(closed)?;
         let posted = match training.dialect.spoken() {
             Spoken::Json => self.post_json(call, range, bytes, number),
             spoken => self.post_proto(call, range, bytes, number, spoken),

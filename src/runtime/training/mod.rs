@@ -1,6 +1,7 @@
 //! The operations of a model: the ordered queue, sequence numbers, chunks and their results.
 
 mod attach;
+mod backlog;
 mod buffers;
 mod chunks;
 mod dialect;

@@ -5,13 +5,11 @@
 //! before it goes on.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
-
+use super::backlog::{Backlog, Next};
 use super::room::Training;
 use super::sequence::{Conflict, Sent, Sequel, classify, settle};
 use crate::error::{Context, Effect, Error, Result};
@@ -32,12 +30,9 @@ pub(crate) struct Queue {
 pub(crate) struct Shared {
     pub(super) training: Arc<Training>,
     pub(crate) model_id: ModelId,
-    sender: Mutex<Option<Sender<Box<dyn Operation>>>>,
-    backlog: Mutex<usize>,
-    sent: Condvar,
+    backlog: Backlog<Box<dyn Operation>>,
     broken: Mutex<Option<Error>>,
     open: Mutex<Vec<Aborter>>,
-    halted: AtomicBool,
     worker: OnceLock<ThreadId>,
 }
 
@@ -83,16 +78,12 @@ impl Queue {
         model_id: ModelId,
         next: i32,
     ) -> Result<Arc<Self>> {
-        let (sender, operations) = unbounded();
         let shared = Arc::new(Shared {
             training: training.clone(),
             model_id,
-            sender: Mutex::new(Some(sender)),
-            backlog: Mutex::new(0),
-            sent: Condvar::new(),
+            backlog: Backlog::default(),
             broken: Mutex::new(None),
             open: Mutex::default(),
-            halted: AtomicBool::new(false),
             worker: OnceLock::new(),
         });
         let mut worker = Worker {
@@ -101,7 +92,7 @@ impl Queue {
         };
         training
             .background
-            .spawn("tinker-train", move || worker.work(&operations))?;
+            .spawn("tinker-train", move || worker.work())?;
         training.add(&shared);
         Ok(Arc::new(Self {
             shared,
@@ -143,23 +134,11 @@ impl Queue {
     /// Queues operations one after the other, with none of another caller between them.
     pub(crate) fn submit(&self, operations: Vec<Box<dyn Operation>>) -> Result<()> {
         self.shared.training.results.check_open()?;
-        let sender = lock(&self.shared.sender);
         if let Some(error) = self.shared.broken() {
             return Err(error);
         }
-        let Some(sender) = &*sender else {
-            return Err(Error::Closed(Context::new(
-                "the training client was closed",
-            )));
-        };
-        for operation in operations {
-            *lock(&self.shared.backlog) += 1;
-            if sender.send(operation).is_err() {
-                *lock(&self.shared.backlog) -= 1;
-                return Err(Error::Closed(Context::new("the queue's worker has ended")));
-            }
-        }
-        Ok(())
+        let refused = self.shared.backlog.push(operations);
+        refused.map_err(|_| Error::Closed(Context::new("the training client was closed")))
     }
 }
 
@@ -169,7 +148,7 @@ impl Drop for Queue {
         if !self.process.is_this() {
             return;
         }
-        drop(lock(&shared.sender).take());
+        shared.backlog.close();
         if shared.worker.get() == Some(&thread::current().id()) {
             // The worker itself drops the last handle: it sends the rest after this.
             return;
@@ -194,25 +173,16 @@ impl Shared {
     /// Waits until nothing is left to send or the time is up.
     pub(super) fn drain(&self, deadline: Instant) {
         let limit = deadline.saturating_duration_since(Instant::now());
-        let backlog = lock(&self.backlog);
-        drop(
-            self.sent
-                .wait_timeout_while(backlog, limit, |left| *left > 0),
-        );
+        self.backlog.drain(limit);
     }
 
     /// Gives up what is left; how many operations that were.
     pub(super) fn abandon(&self) -> usize {
-        let left = *lock(&self.backlog);
-        if left > 0 {
-            self.halt();
-        }
-        left
+        self.backlog.abandon()
     }
 
     pub(super) fn halt(&self) {
-        self.halted.store(true, Ordering::Relaxed);
-        drop(lock(&self.sender).take());
+        self.backlog.halt();
     }
 
     /// Why nothing more can be sent for this model.
@@ -244,20 +214,21 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn work(&mut self, operations: &Receiver<Box<dyn Operation>>) {
-        let _ = self.shared.worker.set(thread::current().id());
-        for operation in operations {
-            if let Some(error) = self.shared.broken() {
-                operation.fail(error);
-            } else if self.shared.halted.load(Ordering::Relaxed) {
-                operation.fail(Error::Closed(Context::new(
-                    "given up when the client closed",
-                )));
-            } else {
-                self.run(operation);
+    fn work(&mut self) {
+        let shared = self.shared.clone();
+        let _ = shared.worker.set(thread::current().id());
+        while let Some(next) = shared.backlog.next() {
+            match (next, shared.broken()) {
+                (Next::Send(operation) | Next::GiveUp(operation), Some(error)) => {
+                    operation.fail(error);
+                }
+                (Next::Send(operation), None) => self.run(operation),
+                (Next::GiveUp(operation), None) => {
+                    let message = "given up when the client closed";
+                    operation.fail(Error::Closed(Context::new(message)));
+                }
             }
-            *lock(&self.shared.backlog) -= 1;
-            self.shared.sent.notify_all();
+            shared.backlog.done();
         }
     }
 

@@ -48,9 +48,10 @@ pub(crate) struct Training {
 
 impl Training {
     pub(crate) fn new(results: Arc<Results>, background: Arc<Background>) -> Self {
+        let others = results.link.transport().sockets().others;
         let budget = results.client_config.fwdbwd_dispatch_bytes_semaphore_size;
         Self {
-            submitters: Crew::new("tinker-submit", SUBMITTERS),
+            submitters: Crew::new("tinker-submit", SUBMITTERS.min(others)),
             budget: Bytes::new(budget),
             buffers: Buffers::default(),
             dialect: Dialect::new(results.config.dialect),
@@ -131,8 +132,13 @@ impl Training {
         self.submitters.threads()
     }
 
+    pub(crate) fn rescue(&self) {
+        self.submitters.rescue();
+    }
+
     /// Ends the queues' threads.
     pub(crate) fn shut_down(&self) {
+        self.budget.close();
         for queue in self.queues() {
             queue.halt();
         }

@@ -8,6 +8,7 @@
 //!
 //! Delays are asserted as the list a recorded clock was asked for; nothing sleeps.
 
+mod crowds;
 mod differences;
 mod dispatch;
 mod effect;

@@ -1,34 +1,21 @@
 //! Which sample goes out next, and when: permits, bytes and backoff in front of the network.
 //!
-//! Jobs wait here without a thread each. One dispatcher thread calls [`Dispatcher::next`] and
-//! hands what it gets to the crew.
+//! Jobs wait here without a thread each, in one queue per sampler; the samplers take turns. One
+//! dispatcher thread calls [`Dispatcher::next`] and hands what it gets to the crew.
 
-mod usage;
+mod permits;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::usage::{SILENT, Usage, Used, Wanted};
+use self::permits::{Decision, Own, SILENT, Used, decide};
+use super::backoff::Backoff;
 use crate::runtime::clock::Clock;
-use crate::runtime::sampling::backoff::Backoff;
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
-pub(crate) use self::usage::{Flight, Post};
-
-/// How much may go on at once.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// Submissions on the wire.
-    pub(crate) posts: usize,
-    /// Submissions on the wire shortly after a backoff.
-    pub(crate) narrow_posts: usize,
-    /// Samples anywhere between submission and result; `None` if waiting costs no thread.
-    pub(crate) flights: Option<usize>,
-    /// Estimated bytes of submissions on the wire.
-    pub(crate) bytes: u64,
-}
+pub(crate) use self::permits::{Limits, SHARE};
 
 /// Samples in flight that are started at once; beyond them the number grows only while none ends,
 /// so that a fast service is not met with a thread for every sample of a large batch.
@@ -40,6 +27,7 @@ const RAMP_PAUSE: Duration = Duration::from_millis(20);
 /// What the reference multiplies a submission's weight by shortly after a backoff.
 const NARROW_WEIGHT: i64 = 20;
 
+/// The queues of a session's samplers. Cloning shares them.
 pub(crate) struct Dispatcher<J>(Arc<Shared<J>>);
 
 impl<J> Clone for Dispatcher<J> {
@@ -52,17 +40,34 @@ struct Shared<J> {
     clock: Clock,
     backoff: Arc<Backoff>,
     limits: Limits,
-    queue: Mutex<Queue<J>>,
-    usage: Arc<Usage>,
+    state: Mutex<State<J>>,
+    changed: Condvar,
 }
 
-struct Queue<J> {
-    ready: VecDeque<Queued<J>>,
-    later: BinaryHeap<Reverse<Later<J>>>,
+struct State<J> {
+    lanes: BTreeMap<u64, Lane<J>>,
+    next_lane: u64,
+    /// The sampler that was served last.
+    turn: u64,
     pushed: u64,
     closed: bool,
+    used: Used,
     /// How many flights are allowed at present.
     ramp: usize,
+    /// Whether the common limit on flights has held a sample back.
+    full: bool,
+    /// What the dispatcher waits for. Waking it for anything else costs more than it brings: a
+    /// thread that ends a sample takes the next one itself.
+    wanted: Wanted,
+}
+
+/// One sampler's queue.
+struct Lane<J> {
+    ready: VecDeque<Queued<J>>,
+    later: BinaryHeap<Reverse<Later<J>>>,
+    own: Own,
+    /// Jobs in the queue that nobody wants any more.
+    unwanted: usize,
 }
 
 struct Queued<J> {
@@ -97,249 +102,430 @@ impl<J> Ord for Later<J> {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Decision {
-    Start,
-    /// Nothing to send, or no room: wait for that.
-    Wait(Wanted),
-    WaitFor(Duration),
-    /// Wait for a flight to end; if none does for a while, allow more.
-    Ramp,
+/// Events that the dispatcher waits for.
+#[derive(Debug, Default, Clone, Copy)]
+struct Wanted {
+    /// A job that could start: the first of its sampler, or one that comes back with its flight
+    /// and so needs no other's to end. True whenever the dispatcher waits.
+    job: bool,
+    post: bool,
+    flight: bool,
 }
 
-/// Whether the next job may start. Pure, so that a table can test it.
-fn decide(
-    limits: &Limits,
-    ramp: usize,
-    used: &Used,
-    has_flight: bool,
-    hold: Option<Duration>,
-    recent: bool,
-) -> Decision {
-    if let Some(hold) = hold {
-        return Decision::WaitFor(hold);
-    }
-    let posts = if recent {
-        limits.narrow_posts
-    } else {
-        limits.posts
-    };
-    let flights = limits.flights.unwrap_or(usize::MAX);
-    // As with every byte budget here, the last one in may overdraw it.
-    let over = used.bytes() > i64::try_from(limits.bytes).unwrap_or(i64::MAX);
-    if used.posts() >= posts || over {
-        Decision::Wait(Wanted::Post)
-    } else if !has_flight && used.flights >= flights {
-        Decision::Wait(Wanted::Flight)
-    } else if !has_flight && used.flights >= ramp {
-        Decision::Ramp
-    } else {
-        Decision::Start
-    }
+/// What [`Dispatcher::next`] is to do.
+enum Step {
+    Start(u64),
+    Wait {
+        wanted: Wanted,
+        limit: Option<Duration>,
+        ramp: bool,
+    },
 }
 
-impl<J> Dispatcher<J> {
+impl<J: Send + 'static> Dispatcher<J> {
     pub(crate) fn new(clock: Clock, backoff: Arc<Backoff>, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             clock,
             backoff,
             limits,
-            queue: Mutex::new(Queue {
-                ready: VecDeque::new(),
-                later: BinaryHeap::new(),
+            state: Mutex::new(State {
+                lanes: BTreeMap::new(),
+                next_lane: 0,
+                turn: 0,
                 pushed: 0,
                 closed: false,
+                used: Used::default(),
                 ramp: FLIGHTS_AT_ONCE,
+                full: false,
+                wanted: Wanted::default(),
             }),
-            usage: Arc::new(Usage {
-                used: Mutex::default(),
-                changed: Condvar::new(),
-            }),
+            changed: Condvar::new(),
         }))
     }
 
+    /// A queue for one more sampler.
+    pub(crate) fn add_lane(&self) -> u64 {
+        let mut state = lock(&self.0.state);
+        let id = state.next_lane;
+        state.next_lane += 1;
+        state.lanes.insert(id, Lane::default());
+        id
+    }
+
+    /// Forgets a sampler that has no jobs left.
+    pub(crate) fn remove_lane(&self, lane: u64) {
+        let gone = lock(&self.0.state).lanes.remove(&lane);
+        drop(gone);
+    }
+
     /// Queues a job at the back. A closed dispatcher drops it.
-    pub(crate) fn push(&self, job: J, bytes: u64) {
-        self.insert(|queue| {
-            queue.ready.push_back(Queued {
-                job,
-                bytes,
-                flight: None,
-            });
-        });
+    pub(crate) fn push(&self, lane: u64, job: J, bytes: u64) {
+        let queued = Queued {
+            job,
+            bytes,
+            flight: None,
+        };
+        self.insert(lane, queued, |lane, _, queued| lane.ready.push_back(queued));
     }
 
     /// Puts a job that was sent too early back to the front.
-    pub(crate) fn push_front(&self, job: J, bytes: u64, flight: Option<Flight>) {
-        self.insert(|queue| queue.ready.push_front(Queued { job, bytes, flight }));
-    }
-
-    /// Queues a job that is to be tried again after `delay`.
-    pub(crate) fn push_later(&self, job: J, bytes: u64, flight: Option<Flight>, delay: Duration) {
-        let due = self.0.clock.now() + delay;
-        self.insert(|queue| {
-            queue.pushed += 1;
-            queue.later.push(Reverse(Later {
-                due,
-                order: queue.pushed,
-                queued: Queued { job, bytes, flight },
-            }));
+    pub(crate) fn push_front(&self, lane: u64, job: J, bytes: u64, flight: Option<Flight>) {
+        let queued = Queued { job, bytes, flight };
+        self.insert(lane, queued, |lane, _, queued| {
+            lane.ready.push_front(queued)
         });
     }
 
-    fn insert(&self, insert: impl FnOnce(&mut Queue<J>)) {
-        let mut queue = lock(&self.0.queue);
-        if queue.closed {
-            return;
-        }
-        insert(&mut queue);
-        drop(queue);
-        self.0.usage.change(Wanted::Job, |_| ());
+    /// Queues a job that is to be tried again after `delay`.
+    pub(crate) fn push_later(
+        &self,
+        lane: u64,
+        job: J,
+        bytes: u64,
+        flight: Option<Flight>,
+        delay: Duration,
+    ) {
+        let now = self.0.clock.now();
+        let due = now.checked_add(delay).unwrap_or(now + FAR);
+        let queued = Queued { job, bytes, flight };
+        self.insert(lane, queued, |lane, order, queued| {
+            lane.later.push(Reverse(Later { due, order, queued }));
+        });
     }
 
-    /// Jobs that have not been handed out.
-    pub(crate) fn waiting(&self) -> usize {
-        let queue = lock(&self.0.queue);
-        queue.ready.len() + queue.later.len()
+    fn insert(
+        &self,
+        lane: u64,
+        queued: Queued<J>,
+        insert: impl FnOnce(&mut Lane<J>, u64, Queued<J>),
+    ) {
+        let has_flight = queued.flight.is_some();
+        let mut state = lock(&self.0.state);
+        state.pushed += 1;
+        let order = state.pushed;
+        // Closing has taken every queue away.
+        let Some(lane) = state.lanes.get_mut(&lane) else {
+            // Its promise tells whoever waits, which must not happen under the lock.
+            drop(state);
+            return drop(queued);
+        };
+        // What joins jobs that wait for a permit waits for it too.
+        let could_start = lane.ready.is_empty() || has_flight;
+        insert(lane, order, queued);
+        let wake = state.wanted.job && could_start;
+        drop(state);
+        if wake {
+            self.0.changed.notify_all();
+        }
+    }
+
+    /// Notes that one of a sampler's jobs is no longer wanted, and drops such jobs once they are
+    /// the greater part of the queue: each is looked at twice at most.
+    pub(crate) fn give_up(&self, lane: u64, is_unwanted: impl Fn(&J) -> bool) {
+        let mut state = lock(&self.0.state);
+        let Some(lane) = state.lanes.get_mut(&lane) else {
+            return;
+        };
+        lane.unwanted += 1;
+        if lane.unwanted * 2 <= lane.len() {
+            return;
+        }
+        let dropped = lane.sweep(is_unwanted);
+        drop(state);
+        drop(dropped);
+    }
+
+    /// A sampler's jobs that have not been handed out.
+    pub(crate) fn waiting(&self, lane: u64) -> usize {
+        lock(&self.0.state).lanes.get(&lane).map_or(0, Lane::len)
+    }
+
+    /// All jobs that have not been handed out.
+    pub(crate) fn all_waiting(&self) -> usize {
+        lock(&self.0.state).lanes.values().map(Lane::len).sum()
     }
 
     /// Submissions that no longer count, because they have gone unanswered for too long.
     pub(crate) fn silent(&self) -> usize {
-        lock(&self.0.usage.used).silent
+        lock(&self.0.state).used.silent.posts
+    }
+
+    /// Samplers.
+    pub(crate) fn lanes(&self) -> usize {
+        lock(&self.0.state).lanes.len()
+    }
+
+    /// Whether the common limit on flights has ever held a sample back.
+    pub(crate) fn was_full(&self) -> bool {
+        lock(&self.0.state).full
     }
 
     /// Waits until a job may go out. `None` after [`close`](Self::close).
-    pub(crate) fn next(&self) -> Option<(J, Post, Option<Flight>)> {
+    pub(crate) fn next(&self) -> Option<Started<J>> {
+        let mut state = lock(&self.0.state);
         loop {
-            let seen = *lock(&self.0.usage.used);
-            let now = self.0.clock.now();
-            let mut queue = lock(&self.0.queue);
-            if queue.closed {
+            if state.closed {
                 return None;
             }
-            let decision = self.decide(&mut queue, now);
-            let due = queue.later.peek().map(|later| later.0.due - now);
-            let (wanted, limit) = match decision {
-                Decision::Start => return Some(self.start(queue, now)),
-                Decision::Wait(wanted) => (wanted, None),
-                Decision::WaitFor(hold) => (Wanted::Nothing, Some(hold)),
-                Decision::Ramp => (Wanted::Nothing, Some(RAMP_PAUSE)),
+            let now = self.0.clock.now();
+            let (wanted, limit, ramp) = match self.step(&mut state, now) {
+                Step::Start(lane) => return Some(self.start(&mut state, lane, now)),
+                Step::Wait {
+                    wanted,
+                    limit,
+                    ramp,
+                } => (wanted, limit, ramp),
             };
-            drop(queue);
-            let limit = [limit, due].into_iter().flatten().min();
-            let ended = self.wait(seen.version, wanted, limit);
-            if decision == Decision::Ramp && ended == Some(seen.ended) {
-                lock(&self.0.queue).ramp += RAMP_STEP;
+            let ended = state.used.ended;
+            state.wanted = wanted;
+            state = self.wait(state, limit);
+            state.wanted = Wanted::default();
+            if ramp && state.used.ended == ended {
+                state.ramp += RAMP_STEP;
             }
         }
+    }
+
+    fn wait<'a>(
+        &'a self,
+        state: MutexGuard<'a, State<J>>,
+        limit: Option<Duration>,
+    ) -> MutexGuard<'a, State<J>> {
+        // Whether submissions have gone silent is to be looked at now and then.
+        let beat = state.wanted.post.then_some(SILENT);
+        let changed = &self.0.changed;
+        self.0.clock.wait_for(changed, state, limit, beat)
     }
 
     /// A job that may go out now: a thread that has just ended one takes the next, which saves
     /// handing it over.
-    pub(crate) fn try_next(&self) -> Option<(J, Post, Option<Flight>)> {
+    pub(crate) fn try_next(&self) -> Option<Started<J>> {
+        let mut state = lock(&self.0.state);
         let now = self.0.clock.now();
-        let mut queue = lock(&self.0.queue);
-        if queue.closed || self.decide(&mut queue, now) != Decision::Start {
+        if state.closed {
             return None;
         }
-        Some(self.start(queue, now))
+        match self.step(&mut state, now) {
+            Step::Start(lane) => Some(self.start(&mut state, lane, now)),
+            Step::Wait { .. } => None,
+        }
     }
 
-    /// Whether the first job may start; moves those whose time has come to the front before.
-    fn decide(&self, queue: &mut Queue<J>, now: Instant) -> Decision {
-        while queue.later.peek().is_some_and(|later| later.0.due <= now) {
-            let Reverse(later) = queue.later.pop().expect("it was just seen");
-            queue.ready.push_front(later.queued);
-        }
-        let Some(first) = queue.ready.front() else {
-            return Decision::Wait(Wanted::Job);
-        };
-        let used = {
-            let mut used = lock(&self.0.usage.used);
-            used.turn(now);
-            *used
-        };
-        if used.flights == 0 {
-            queue.ramp = FLIGHTS_AT_ONCE;
+    /// Which sampler's job may start: the first after the one served last. Moves jobs whose time
+    /// has come to the front of their queue before.
+    fn step(&self, state: &mut State<J>, now: Instant) -> Step {
+        let mut due = None;
+        for lane in state.lanes.values_mut() {
+            due = due.into_iter().chain(lane.ripen(now)).min();
         }
         let backoff = &self.0.backoff;
-        decide(
-            &self.0.limits,
-            queue.ramp,
-            &used,
-            first.flight.is_some(),
-            backoff.remaining(now),
-            backoff.is_recent(now),
-        )
+        let mut wanted = Wanted {
+            job: true,
+            ..Wanted::default()
+        };
+        if let Some(hold) = backoff.remaining(now) {
+            let is_idle = state.lanes.values().all(|lane| lane.ready.is_empty());
+            return Step::Wait {
+                wanted,
+                limit: if is_idle { due } else { Some(hold) },
+                ramp: false,
+            };
+        }
+        state.used.turn(now);
+        if state.used.flights == 0 {
+            state.ramp = FLIGHTS_AT_ONCE;
+        }
+        let recent = backoff.is_recent(now);
+        let (mut ramp, mut full) = (false, false);
+        let after = state.turn + 1;
+        let turns = state.lanes.range(after..).chain(state.lanes.range(..after));
+        for (&id, lane) in turns {
+            let Some(first) = lane.ready.front() else {
+                continue;
+            };
+            let has_flight = first.flight.is_some();
+            let limits = &self.0.limits;
+            match decide(
+                limits,
+                state.ramp,
+                &state.used,
+                &lane.own,
+                has_flight,
+                recent,
+            ) {
+                Decision::Start => return Step::Start(id),
+                Decision::NoPost => wanted.post = true,
+                Decision::NoFlight => wanted.flight = true,
+                Decision::Full => (wanted.flight, full) = (true, true),
+                Decision::Ramp => ramp = true,
+            }
+        }
+        state.full |= full;
+        let limit = [ramp.then_some(RAMP_PAUSE), due]
+            .into_iter()
+            .flatten()
+            .min();
+        Step::Wait {
+            wanted,
+            limit,
+            ramp,
+        }
     }
 
-    /// Takes the first job. The queue stays locked until it counts as started, so that two
-    /// threads cannot both take the last permit.
-    fn start(
-        &self,
-        mut queue: MutexGuard<'_, Queue<J>>,
-        now: Instant,
-    ) -> (J, Post, Option<Flight>) {
-        let queued = queue.ready.pop_front().expect("it was just seen");
-        let factor = if self.0.backoff.is_recent(now) {
-            NARROW_WEIGHT
-        } else {
-            1
+    /// Takes a sampler's first job.
+    fn start(&self, state: &mut State<J>, id: u64, now: Instant) -> Started<J> {
+        let factor = match self.0.backoff.is_recent(now) {
+            true => NARROW_WEIGHT,
+            false => 1,
         };
-        let bytes = i64::try_from(queued.bytes)
-            .unwrap_or(i64::MAX)
-            .saturating_mul(factor);
-        let counts_flights = self.0.limits.flights.is_some();
-        let takes_flight = counts_flights && queued.flight.is_none();
-        let generation = {
-            let mut used = lock(&self.0.usage.used);
-            used.fresh.posts += 1;
-            used.fresh.bytes = used.fresh.bytes.saturating_add(bytes);
-            used.flights += usize::from(takes_flight);
-            used.generation
+        let lane = state.lanes.get_mut(&id).expect("it was just seen");
+        let queued = lane.ready.pop_front().expect("it was just seen");
+        let bytes = i64::try_from(queued.bytes).unwrap_or(i64::MAX);
+        let bytes = bytes.saturating_mul(factor);
+        let takes_flight = self.0.limits.flights.is_some() && queued.flight.is_none();
+        lane.own.load.posts += 1;
+        lane.own.load.bytes = lane.own.load.bytes.saturating_add(bytes);
+        lane.own.flights += usize::from(takes_flight);
+        state.turn = id;
+        state.used.fresh.posts += 1;
+        state.used.fresh.bytes = state.used.fresh.bytes.saturating_add(bytes);
+        state.used.flights += usize::from(takes_flight);
+        let owner: Arc<dyn Release> = self.0.clone();
+        let flight = match takes_flight {
+            true => Some(Flight {
+                owner: owner.clone(),
+                lane: id,
+            }),
+            false => queued.flight,
         };
-        let usage = &self.0.usage;
         let post = Post {
-            usage: usage.clone(),
-            generation,
+            owner,
+            lane: id,
+            generation: state.used.generation,
             bytes,
-        };
-        let flight = match queued.flight {
-            Some(flight) => Some(flight),
-            None if takes_flight => Some(Flight(usage.clone())),
-            None => None,
         };
         (queued.job, post, flight)
     }
 
-    /// Waits for what is wanted, or for the time, unless something changed since version `seen`.
-    /// How many flights have ended by the end of the wait; `None` if there was none.
-    fn wait(&self, seen: u64, wanted: Wanted, limit: Option<Duration>) -> Option<u64> {
-        let usage = &self.0.usage;
-        let mut used = lock(&usage.used);
-        if used.version != seen {
-            return None;
-        }
-        used.wanted = wanted;
-        let beat = (wanted == Wanted::Post).then_some(SILENT);
-        self.0.clock.wait_for(&usage.changed, used, limit, beat);
-        let mut used = lock(&usage.used);
-        used.wanted = Wanted::Nothing;
-        Some(used.ended)
-    }
-
     /// Drops what is queued, wakes `next`, and returns how many jobs were given up.
     pub(crate) fn close(&self) -> usize {
-        let mut queue = lock(&self.0.queue);
-        queue.closed = true;
-        let (ready, later) = (
-            std::mem::take(&mut queue.ready),
-            std::mem::take(&mut queue.later),
-        );
-        drop(queue);
-        self.0.usage.change(Wanted::Nothing, |_| ());
-        self.0.usage.changed.notify_all();
-        ready.len() + later.len()
+        let mut state = lock(&self.0.state);
+        state.closed = true;
+        let lanes = std::mem::take(&mut state.lanes);
+        drop(state);
+        self.0.changed.notify_all();
+        lanes.values().map(Lane::len).sum()
+    }
+}
+
+/// A delay that does not fit into the clock is this long.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A job that may go out, with its permits.
+pub(crate) type Started<J> = (J, Post, Option<Flight>);
+
+impl<J> Default for Lane<J> {
+    fn default() -> Self {
+        Self {
+            ready: VecDeque::new(),
+            later: BinaryHeap::new(),
+            own: Own::default(),
+            unwanted: 0,
+        }
+    }
+}
+
+impl<J> Lane<J> {
+    fn len(&self) -> usize {
+        self.ready.len() + self.later.len()
+    }
+
+    /// Puts jobs whose time has come to the front; how long until the next one's has.
+    fn ripen(&mut self, now: Instant) -> Option<Duration> {
+        while self.later.peek().is_some_and(|later| later.0.due <= now) {
+            let Reverse(later) = self.later.pop().expect("it was just seen");
+            self.ready.push_front(later.queued);
+        }
+        self.later.peek().map(|later| later.0.due - now)
+    }
+
+    /// Takes out what nobody wants.
+    fn sweep(&mut self, is_unwanted: impl Fn(&J) -> bool) -> Vec<Queued<J>> {
+        self.unwanted = 0;
+        let (out, kept) = std::mem::take(&mut self.ready)
+            .into_iter()
+            .partition(|queued| is_unwanted(&queued.job));
+        self.ready = kept;
+        let mut out: Vec<_> = VecDeque::into(out);
+        let (late, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.later)
+            .into_iter()
+            .partition(|later| is_unwanted(&later.0.queued.job));
+        self.later = kept.into();
+        out.extend(late.into_iter().map(|later| later.0.queued));
+        out
+    }
+}
+
+/// Gives permits back; so that they need not know what the jobs are.
+trait Release: Send + Sync {
+    fn post_ended(&self, lane: u64, generation: u64, bytes: i64);
+    fn flight_ended(&self, lane: u64);
+}
+
+impl<J: Send> Release for Shared<J> {
+    fn post_ended(&self, lane: u64, generation: u64, bytes: i64) {
+        let mut state = lock(&self.state);
+        state.used.answered(generation, bytes);
+        if let Some(lane) = state.lanes.get_mut(&lane) {
+            lane.own.load.posts -= 1;
+            lane.own.load.bytes -= bytes;
+        }
+        let wake = state.wanted.post;
+        drop(state);
+        if wake {
+            self.changed.notify_all();
+        }
+    }
+
+    fn flight_ended(&self, lane: u64) {
+        let mut state = lock(&self.state);
+        state.used.flights -= 1;
+        state.used.ended += 1;
+        if let Some(lane) = state.lanes.get_mut(&lane) {
+            lane.own.flights -= 1;
+        }
+        let wake = state.wanted.flight;
+        drop(state);
+        if wake {
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// The permit to have one submission on the wire.
+pub(crate) struct Post {
+    owner: Arc<dyn Release>,
+    lane: u64,
+    generation: u64,
+    bytes: i64,
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        self.owner
+            .post_ended(self.lane, self.generation, self.bytes);
+    }
+}
+
+/// The permit to be among the samples in flight.
+pub(crate) struct Flight {
+    owner: Arc<dyn Release>,
+    lane: u64,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.owner.flight_ended(self.lane);
     }
 }
 
