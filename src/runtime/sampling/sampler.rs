@@ -126,7 +126,10 @@ impl Sampler {
 
     /// Refuses a sample while too many wait.
     fn check_room(&self) -> Result<()> {
-        let (waiting, most) = (self.room.waiting(), self.room.results.config.max_queued_samples);
+        let (waiting, most) = (
+            self.room.waiting(),
+            self.room.results.config.max_queued_samples,
+        );
         if waiting < most {
             return Ok(());
         }
