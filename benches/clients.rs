@@ -12,7 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement that fails should stop")]
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tinker::config::Config;
 use tinker::types::{LossOutput, SampledSequence, StopReason};
@@ -36,8 +38,13 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["serve", sample, train, flags] => {
-            serve(sample.parse().unwrap(), train.parse().unwrap(), flags);
+        ["serve", scheme, sample, train, flags] => {
+            serve(
+                scheme,
+                sample.parse().unwrap(),
+                train.parse().unwrap(),
+                flags,
+            );
         }
         ["run", name, url] => run(name, url),
         words if words.contains(&"--bench") => measure(),
@@ -62,6 +69,20 @@ fn measure() {
     ];
     for (title, name, flags) in sampling {
         print_row(title, &run_apart(name, 50, 0, flags));
+    }
+    for (title, name) in [
+        ("sample over TLS: bare ureq", "bare_sample"),
+        ("sample over TLS: SDK", "sample"),
+    ] {
+        let row = run_over("https", name, 50, 0, "{}");
+        print_row(title, &row);
+        let count = |index: usize| row["handshakes"][index].as_u64().unwrap();
+        println!(
+            "{:<34} {:>8} handshakes, {} of them resumed",
+            "",
+            count(0),
+            count(1)
+        );
     }
     for (title, name) in [
         ("200 steps: bare ureq", "bare_train"),
@@ -102,9 +123,19 @@ fn print_row(title: &str, row: &Value) {
 
 /// Starts the stub and one measurement, each in its own process.
 fn run_apart(name: &str, sample: u64, train: u64, flags: &str) -> Value {
+    run_over("http", name, sample, train, flags)
+}
+
+fn run_over(scheme: &str, name: &str, sample: u64, train: u64, flags: &str) -> Value {
     let this = std::env::current_exe().unwrap();
     let mut stub = Command::new(&this)
-        .args(["serve", &sample.to_string(), &train.to_string(), flags])
+        .args([
+            "serve",
+            scheme,
+            &sample.to_string(),
+            &train.to_string(),
+            flags,
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -144,6 +175,7 @@ fn run(name: &str, url: &str) {
             "peak": status("VmHWM:") as f64 / 1024.0,
             "threads": threads.load(Ordering::Relaxed),
             "heartbeat_gap": (name == "flood").then(|| heartbeat_gap(url)),
+            "handshakes": url.starts_with("https").then(|| handshakes(url)),
         })
     );
     std::process::exit(0);
@@ -155,7 +187,8 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
     let service = || {
         let config = Config::default()
             .with_base_url(&url)
-            .with_api_key("tml-bench");
+            .with_api_key("tml-bench")
+            .with_root_certificates(AUTHORITY);
         ServiceClient::new(config).unwrap()
     };
     let training = || {
@@ -270,9 +303,17 @@ fn batch(datums: usize, tokens: usize) -> Vec<Datum> {
     (0..datums).map(datum).collect()
 }
 
+const AUTHORITY: &str = include_str!("../tests/fixtures/tls/ca.pem");
+const CERTIFICATE: &[u8] = include_bytes!("../tests/fixtures/tls/server.pem");
+const KEY: &[u8] = include_bytes!("../tests/fixtures/tls/server.key");
+
 /// An agent like those of the SDK, with nothing around it.
 fn agent(idle: usize) -> ureq::Agent {
+    use ureq::tls::{Certificate, RootCerts, TlsConfig};
+    let authority = Certificate::from_pem(AUTHORITY.as_bytes()).unwrap();
+    let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&[authority]));
     ureq::Agent::config_builder()
+        .tls_config(tls.build())
         .max_idle_connections(idle)
         .max_idle_connections_per_host(idle)
         .build()
@@ -430,6 +471,12 @@ fn bare_big(url: &str, data: &[Datum]) {
     });
 }
 
+/// How many there were, and how many of them were resumed.
+fn handshakes(url: &str) -> Value {
+    let answer = post(&agent(1), url, "handshakes", "application/json", b"{}");
+    serde_json::from_slice(&answer).unwrap()
+}
+
 fn heartbeat_gap(url: &str) -> f64 {
     let answer = post(&agent(1), url, "heartbeat_gap", "application/json", b"{}");
     String::from_utf8(answer).unwrap().parse().unwrap()
@@ -455,9 +502,10 @@ fn cpu_seconds() -> f64 {
 }
 
 /// The stub: accepts everything at once, and finishes each request `millis` later.
-fn serve(sample: u64, train: u64, flags: &str) {
+fn serve(scheme: &str, sample: u64, train: u64, flags: &str) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    println!("http://{}", listener.local_addr().unwrap());
+    println!("{scheme}://{}", listener.local_addr().unwrap());
+    let tls = (scheme == "https").then(server_config);
     let stub = Arc::new(Stub {
         sample_latency: Duration::from_millis(sample),
         train_latency: Duration::from_millis(train),
@@ -467,14 +515,33 @@ fn serve(sample: u64, train: u64, flags: &str) {
         accepted: Mutex::default(),
         sample: sample_result(),
         output: training_result(),
+        handshakes: [const { AtomicUsize::new(0) }; 2],
     });
     for stream in listener.incoming() {
-        let stub = stub.clone();
+        let (stub, tls, stream) = (stub.clone(), tls.clone(), stream.unwrap());
+        stream.set_nodelay(true).unwrap();
         thread::Builder::new()
-            .stack_size(128 * 1024)
-            .spawn(move || stub.connection(stream.unwrap()))
+            .stack_size(256 * 1024)
+            .spawn(move || match tls {
+                None => stub.connection(stream),
+                Some(tls) => stub.secure_connection(tls, stream),
+            })
             .unwrap();
     }
+}
+
+fn server_config() -> Arc<rustls::ServerConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(CERTIFICATE).unwrap()],
+            PrivateKeyDer::from_pem_slice(KEY).unwrap(),
+        )
+        .unwrap();
+    Arc::new(config)
 }
 
 fn sample_result() -> Vec<u8> {
@@ -501,12 +568,25 @@ struct Stub {
     accepted: Mutex<HashMap<String, (Instant, Vec<u8>)>>,
     sample: Vec<u8>,
     output: Vec<u8>,
+    /// All, and those that were resumed.
+    handshakes: [AtomicUsize; 2],
 }
 
 impl Stub {
-    fn connection(&self, mut stream: TcpStream) {
-        stream.set_nodelay(true).unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
+    fn secure_connection(&self, tls: Arc<rustls::ServerConfig>, mut stream: TcpStream) {
+        let mut connection = rustls::ServerConnection::new(tls).unwrap();
+        if connection.complete_io(&mut stream).is_err() {
+            return;
+        }
+        self.handshakes[0].fetch_add(1, Ordering::Relaxed);
+        if connection.handshake_kind() == Some(rustls::HandshakeKind::Resumed) {
+            self.handshakes[1].fetch_add(1, Ordering::Relaxed);
+        }
+        self.connection(rustls::StreamOwned::new(connection, stream));
+    }
+
+    fn connection(&self, stream: impl Read + Write) {
+        let mut reader = BufReader::new(stream);
         while let Some((path, body)) = read_request(&mut reader) {
             let (kind, answer) = self.answer(path.trim_start_matches("/api/v1/"), &body);
             let head = format!(
@@ -514,7 +594,8 @@ impl Stub {
                 answer.len()
             );
             let whole = [head.as_bytes(), &answer].concat();
-            if stream.write_all(&whole).is_err() {
+            let stream = reader.get_mut();
+            if stream.write_all(&whole).is_err() || stream.flush().is_err() {
                 return;
             }
         }
@@ -551,6 +632,11 @@ impl Stub {
                     heartbeats.1 = heartbeats.1.max(now - last);
                 }
                 (JSON, br#"{"type":"session_heartbeat"}"#.to_vec())
+            }
+            "handshakes" => {
+                let counts = self.handshakes.each_ref();
+                let counts = counts.map(|count| count.load(Ordering::Relaxed));
+                (JSON, json!(counts).to_string().into_bytes())
             }
             "heartbeat_gap" => {
                 let gap = self.heartbeats.lock().unwrap().1.as_secs_f64();
