@@ -132,7 +132,10 @@ fn shaped_logprobs(
         .input("target_tokens")
         .and_then(TensorData::shape);
     match targets {
-        Some(shape) if logprobs.csr().is_none() => logprobs.clone().with_shape(shape),
+        Some(shape) if logprobs.csr().is_none() => {
+            let shaped = logprobs.clone().with_shape(shape);
+            shaped.map_err(Error::into_reply)
+        }
         _ => Ok(logprobs.clone()),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::outstanding::{Entry, Outstanding};
 use super::{Pending, Source, Status, Until, Watcher};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Effect, Error, Result};
 use crate::sync::lock;
 
 /// What happens to an operation whose handle is dropped before its result was there.
@@ -32,7 +32,7 @@ pub(crate) fn promise<T: Send + 'static>(
     });
     let promise = Promise {
         slot: Some(slot.clone()),
-        operation: status.operation(),
+        status: status.clone(),
         _entry: None,
     };
     let handle = Handle {
@@ -56,7 +56,7 @@ pub(crate) type Aborter = Box<dyn Fn(Option<Error>) -> bool + Send + Sync>;
 /// ever for something that was given up.
 pub(crate) struct Promise<T> {
     slot: Option<Arc<Slot<T>>>,
-    operation: &'static str,
+    status: Arc<Status>,
     /// Its place among the unfinished, given up after the result is there.
     _entry: Option<Entry>,
 }
@@ -97,10 +97,16 @@ impl<T> Drop for Promise<T> {
         if let Some(slot) = self.slot.take() {
             let error = if std::thread::panicking() {
                 Error::Internal(Context::new("a thread panicked while it worked on this"))
+            } else if self.status.is_cancelled() {
+                Error::Cancelled(Context::new("before its result was there"))
             } else {
                 Error::Closed(Context::new("the client was closed before this was done"))
             };
-            slot.resolve(Err(error.for_request(self.operation)));
+            let error = error.for_request(self.status.operation());
+            slot.resolve(Err(match self.status.request_ids().first() {
+                Some(id) => error.with_request_id(id).with_effect(Effect::Accepted),
+                None => error,
+            }));
         }
     }
 }

@@ -312,7 +312,7 @@ impl Stage<'_> {
         let mut last = ModelInput::empty();
         while let Some(observation) = next.take() {
             if self.interrupt.is_set() {
-                return Err(Error::Closed(Context::new("the run was interrupted")));
+                return Err(Error::Cancelled(Context::new("the run was interrupted")));
             }
             let prompt = observation.prompt.length()?;
             let most = self.params.max_tokens.unwrap_or(u32::MAX);

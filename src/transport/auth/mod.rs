@@ -236,7 +236,7 @@ impl TokenCache {
     /// How long an exchange may take.
     pub(crate) const LIMIT: Duration = COMMAND_DEADLINE;
     /// The same while there is a token to go on with, and how long a failure then stands.
-    const BRIEF: Duration = Duration::from_secs(5);
+    const BRIEF: Duration = Duration::from_secs(6);
 
     /// The token to send now, within `limit`; has one fetched, in the time it is told, if there is
     /// none or it is about to expire.
@@ -257,8 +257,10 @@ impl TokenCache {
         }
         let unexpired = state.unexpired(now);
         let failed = state.has_failed_since(now, Self::BRIEF);
+        // Whoever is short of time, a close, does not renew what still works.
+        let hurried = limit < Self::BRIEF;
         match unexpired {
-            Some(secret) if state.running || failed => return Ok(secret),
+            Some(secret) if state.running || failed || hurried => return Ok(secret),
             _ if state.running => return self.wait(state, limit),
             _ => {}
         }

@@ -348,6 +348,9 @@ fn during_an_exchange(
 fn an_unexpired_token_is_used_while_another_is_fetched() {
     let cache = TokenCache::default();
     let first = cache.token(at(0), LIMIT, |_| Ok(expiring(3600))).unwrap();
+    let unused = |_| -> Result<Secret> { panic!("no exchange is wanted") };
+    let hurried = cache.token(at(3550), Duration::from_secs(5), unused);
+    assert_eq!(hurried.unwrap(), first);
     during_an_exchange(&cache, at(3550), Ok(expiring(7200)), || {
         let unused = |_| -> Result<Secret> { panic!("one exchange is enough") };
         assert_eq!(cache.token(at(3550), LIMIT, unused).unwrap(), first);
