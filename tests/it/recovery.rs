@@ -63,3 +63,26 @@ fn a_run_goes_on_after_its_server_was_restarted() {
     assert!(training.optim_step(AdamParams::default()).is_err());
     drop((training, recovery, service, server));
 }
+
+/// The server answers before it has read a body that is too large, and closes.
+#[test]
+fn a_body_that_is_too_large_is_refused_and_the_queue_goes_on() {
+    let server = LocalServer::builder()
+        .max_request_bytes(20_000)
+        .start()
+        .unwrap();
+    let config = Config::default()
+        .with_base_url(server.base_url())
+        .with_api_key("tml-local");
+    let service = ServiceClient::new(config).unwrap();
+    let training = service
+        .create_lora_training_client("tinker-local/tiny", LoraConfig::rank(4))
+        .unwrap();
+    step(&training).unwrap();
+    let large = [Datum::supervised(&vec![72; 2_000_000], &[108])];
+    let pass = training.forward_backward(&large, LossFn::CrossEntropy);
+    let error = pass.unwrap().join().unwrap_err();
+    assert_eq!(error.status(), Some(413), "{error}");
+    assert_eq!(error.remedy(), Remedy::FixInput, "{error}");
+    step(&training).unwrap();
+}
