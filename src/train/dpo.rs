@@ -186,14 +186,24 @@ impl Dpo {
             num_epochs: self.epochs,
             dpo_beta: self.beta,
             lora_rank: self.model.lora.rank,
+            num_replicas: 8,
+            base_url: (),
+            evaluator_builders: [],
+            infrequent_evaluator_builders: [],
             save_every: self.save.every,
             eval_every: self.eval_every,
+            infrequent_eval_every: 100,
             ttl_seconds: self.save.ttl.map(|ttl| ttl.as_secs()),
             rolling_save_every: self.save.rolling_every,
             rolling_ttl_seconds: self.save.rolling_ttl.as_secs(),
             adam_beta1: self.adam.beta1,
             adam_beta2: self.adam.beta2,
             adam_eps: self.adam.eps,
+            wandb_project: (),
+            wandb_name: (),
+            enable_trace: false,
+            span_chart_every: 0,
+            reference_model_name: (),
             max_steps: self.max_steps,
         }
     }
@@ -209,7 +219,8 @@ impl std::fmt::Debug for Dpo {
     }
 }
 
-/// `config.json`, with the names of the Python cookbook.
+/// `config.json`, with the names of the Python cookbook, in its order. What there is no setting
+/// for here stands with its default there.
 #[derive(Serialize)]
 struct DpoConfig<'a> {
     log_path: String,
@@ -223,14 +234,24 @@ struct DpoConfig<'a> {
     num_epochs: usize,
     dpo_beta: f64,
     lora_rank: u32,
+    num_replicas: usize,
+    base_url: (),
+    evaluator_builders: [(); 0],
+    infrequent_evaluator_builders: [(); 0],
     save_every: usize,
     eval_every: usize,
+    infrequent_eval_every: usize,
     ttl_seconds: Option<u64>,
     rolling_save_every: usize,
     rolling_ttl_seconds: u64,
     adam_beta1: f64,
     adam_beta2: f64,
     adam_eps: f64,
+    wandb_project: (),
+    wandb_name: (),
+    enable_trace: bool,
+    span_chart_every: usize,
+    reference_model_name: (),
     max_steps: Option<usize>,
 }
 
@@ -259,15 +280,7 @@ impl Tuner<'_> {
         }
         let position = self.position(step);
         let (outcome, saved) = match step == self.total {
-            true => {
-                let epoch = Some(self.settings.epochs as u64);
-                let done = Position {
-                    epoch,
-                    batch: 0,
-                    ..position
-                };
-                (Outcome::Completed, self.checkpoints.save_final(&done))
-            }
+            true => (Outcome::Completed, self.checkpoints.save_final(&position)),
             false => (Outcome::Interrupted, self.checkpoints.save(&position)),
         };
         if let Some((step, mut metrics, timing)) = last {

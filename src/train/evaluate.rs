@@ -179,10 +179,7 @@ pub(super) fn bits_per_byte(
     logprobs: &[Vec<f32>],
     tokenizer: &Tokenizer,
 ) -> Result<f64> {
-    let roles = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"].into_iter();
-    let specials: Vec<i32> = roles
-        .filter_map(|role| tokenizer.token_id(tokenizer.special_token(&format!("{role}_token"))?))
-        .collect();
+    let specials = tokenizer.special_ids();
     let mut bits = BitsPerByte::default();
     for (datum, logprobs) in data.iter().zip(logprobs) {
         let (weights, targets) = (floats(datum, "weights")?, targets(datum)?);

@@ -29,6 +29,7 @@ mod hyperparams;
 mod interrupt;
 mod log;
 mod model;
+mod prompts;
 mod reader;
 mod record;
 mod resume;
@@ -54,6 +55,7 @@ pub use hyperparams::{full_learning_rate_for, learning_rate_for, lora_parameters
 pub use interrupt::Interrupt;
 pub use log::{Bar, JsonLines, Logger, Table};
 pub use model::Model;
+pub use prompts::distill_prompt;
 pub use reader::{RunKind, RunReader, RunStatus};
 pub use record::CheckpointRecord;
 pub use resume::AutoResume;

@@ -137,13 +137,11 @@ impl RunReader {
     }
 
     /// How it stands at this moment. The Python loops do not say in their metrics that they are
-    /// done, so a checkpoint named `final` counts as well.
+    /// done, so a last checkpoint named `final` counts as well.
     pub fn status(&self, now: SystemTime) -> RunStatus {
-        let done = self.metrics.iter().any(|row| row.is_true("final"));
-        let saved = self
-            .checkpoints
-            .iter()
-            .any(|record| record.is_final || record.name == "final");
+        let done = self.metrics.last().is_some_and(|row| row.is_true("final"));
+        let last = self.checkpoints.last();
+        let saved = last.is_some_and(|record| record.is_final || record.name == "final");
         let age = self
             .changed
             .map(|changed| now.duration_since(changed).unwrap_or_default());

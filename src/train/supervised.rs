@@ -207,6 +207,9 @@ impl Supervised {
             lr_schedule: self.schedule,
             num_epochs: self.epochs,
             lora_rank: self.model.lora.rank,
+            base_url: (),
+            evaluator_builders: [],
+            infrequent_evaluator_builders: [],
             save_every: self.save.every,
             save_every_tokens: self.save.every_tokens,
             save_every_seconds: self.save.every_time.as_secs_f64(),
@@ -219,6 +222,11 @@ impl Supervised {
             adam_beta1: self.adam.beta1,
             adam_beta2: self.adam.beta2,
             adam_eps: self.adam.eps,
+            wandb_project: (),
+            wandb_name: (),
+            session_name: (),
+            enable_trace: false,
+            span_chart_every: 0,
             max_steps: self.max_steps,
             submit_ahead: self.submit_ahead,
         }
@@ -236,7 +244,8 @@ impl std::fmt::Debug for Supervised {
     }
 }
 
-/// `config.json`, with the names of the Python cookbook.
+/// `config.json`, with the names of the Python cookbook, in its order. What there is no setting
+/// for here stands with its default there.
 #[derive(Serialize)]
 struct SupervisedConfig<'a> {
     log_path: String,
@@ -249,6 +258,9 @@ struct SupervisedConfig<'a> {
     lr_schedule: Schedule,
     num_epochs: usize,
     lora_rank: u32,
+    base_url: (),
+    evaluator_builders: [(); 0],
+    infrequent_evaluator_builders: [(); 0],
     save_every: usize,
     save_every_tokens: u64,
     save_every_seconds: f64,
@@ -261,6 +273,11 @@ struct SupervisedConfig<'a> {
     adam_beta1: f64,
     adam_beta2: f64,
     adam_eps: f64,
+    wandb_project: (),
+    wandb_name: (),
+    session_name: (),
+    enable_trace: bool,
+    span_chart_every: usize,
     max_steps: Option<usize>,
     submit_ahead: usize,
 }
@@ -342,14 +359,7 @@ impl Progress<'_> {
             .transpose()?;
         let position = self.position(step);
         let (outcome, saved) = match step == self.total {
-            true => {
-                let done = Position {
-                    epoch: Some(epochs as u64),
-                    batch: 0,
-                    ..position
-                };
-                (Outcome::Completed, self.checkpoints.save_final(&done))
-            }
+            true => (Outcome::Completed, self.checkpoints.save_final(&position)),
             false => (Outcome::Interrupted, self.checkpoints.save(&position)),
         };
         if let Some((step, mut metrics, timing)) = row {

@@ -110,22 +110,3 @@ pub(super) fn health(kl: KlEstimate) -> Row {
         .with("optim/kl_sample_train_v2", kl.v2)
         .with("optim/entropy", kl.entropy)
 }
-
-/// Which answers of a group meet: every pair within chunks of so many, once or both ways round.
-///
-/// ```
-/// use tinker::train::rl::matchups;
-/// assert_eq!(matchups(3, 2, true), [(0, 1), (1, 0)]);
-/// ```
-#[doc(alias = "get_pairs_chunked")]
-pub fn matchups(n: usize, chunk: usize, both_ways: bool) -> Vec<(usize, usize)> {
-    let mut pairs = Vec::new();
-    for start in (0..n).step_by(chunk.max(1)) {
-        let end = (start + chunk.max(1)).min(n);
-        for a in start..end {
-            let others = (start..end).filter(|b| if both_ways { a != *b } else { a < *b });
-            pairs.extend(others.map(|b| (a, b)));
-        }
-    }
-    pairs
-}

@@ -11,10 +11,12 @@ mod metrics;
 mod rollout;
 mod settings;
 mod teach;
+mod tournament;
 mod train;
 
 pub use env::{Answer, Env, EnvBatches, EnvDataset, EnvGroup, Grade, Observation, Problem, Step};
-pub use metrics::{env_metrics, matchups};
+pub use metrics::env_metrics;
 pub use rollout::{FailurePolicy, Limits};
 pub use settings::{Mode, PolicyLoss, Rl};
 pub use teach::SelfDistillation;
+pub use tournament::{PreferenceModel, matchups, tournament};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::env::EnvDataset;
 use super::rollout::{FailurePolicy, Limits};
@@ -268,17 +268,35 @@ impl Rl {
 
     pub(super) fn config(&self, run: &Run) -> RlConfig<'_> {
         let (loss_fn, loss_fn_config) = match &self.loss {
-            PolicyLoss::Server(loss) => (
-                loss.function.as_str().to_owned(),
-                serde_json::json!(loss.config),
-            ),
+            PolicyLoss::Server(loss) => (loss.function.as_str().to_owned(), json!(loss.config)),
             PolicyLoss::Custom(_) => ("custom".to_owned(), Json::Null),
         };
-        let penalty = self.kl_penalty.as_ref().map(|(penalty, _)| *penalty);
-        let penalty = penalty.unwrap_or(KlPenalty {
-            coefficient: 0.0,
-            discount: 0.0,
-        });
+        let (penalty, reference) = match &self.kl_penalty {
+            Some((penalty, source)) => {
+                let reference = match source {
+                    SamplerSource::BaseModel(name) => json!({"base_model": name}),
+                    other => json!({"load_checkpoint_path": format!("{other:?}")}),
+                };
+                (*penalty, reference)
+            }
+            None => (
+                KlPenalty {
+                    coefficient: 0.0,
+                    discount: 0.0,
+                },
+                Json::Null,
+            ),
+        };
+        let (async_config, stream_minibatch_config) = match self.mode {
+            Mode::Sync => (Json::Null, Json::Null),
+            Mode::Stream { minibatches } => (Json::Null, json!({"num_minibatches": minibatches})),
+            Mode::Async {
+                max_steps_off_policy,
+            } => (
+                json!({"max_steps_off_policy": max_steps_off_policy}),
+                Json::Null,
+            ),
+        };
         RlConfig {
             learning_rate: self.learning_rate,
             dataset_builder: &self.dataset,
@@ -288,10 +306,15 @@ impl Rl {
             log_path: run.folder().path().display().to_string(),
             eval_every: self.eval_every,
             save_every: self.save.every,
+            evaluator_builders: [],
             load_checkpoint_path: self.model.load_checkpoint_path.as_deref(),
             renderer_name: self.model.renderer_name.as_deref(),
+            wandb_project: (),
+            wandb_name: (),
+            session_name: (),
             kl_penalty_coef: penalty.coefficient,
             kl_discount_factor: penalty.discount,
+            kl_reference_config: reference,
             loss_fn,
             loss_fn_config,
             num_substeps: self.substeps,
@@ -299,10 +322,20 @@ impl Rl {
             temperature: self.sampling.temperature,
             compute_post_kl: self.compute_post_kl,
             remove_constant_reward_groups: self.remove_constant_reward_groups,
-            mode: format!("{:?}", self.mode),
+            rollout_error_tolerance: match self.failures {
+                FailurePolicy::FailFast => None,
+                policy => Some(format!("{policy:?}")),
+            },
+            termination: (),
+            enable_trace: false,
+            span_chart_every: 0,
+            async_config,
+            stream_minibatch_config,
+            base_url: (),
             ttl_seconds: self.save.ttl.map(|ttl| ttl.as_secs()),
             rolling_save_every: self.save.rolling_every,
             rolling_ttl_seconds: self.save.rolling_ttl.as_secs(),
+            num_groups_to_log: 0,
             rollout_json_export: true,
             max_steps: self.max_steps,
             seed: self.seed,
@@ -320,7 +353,8 @@ impl fmt::Debug for Rl {
     }
 }
 
-/// `config.json`, with the names of the Python cookbook.
+/// `config.json`, with the names of the Python cookbook, in its order, and the seed. What there is
+/// no setting for here stands with its default there.
 #[derive(Serialize)]
 pub(super) struct RlConfig<'a> {
     learning_rate: f64,
@@ -331,10 +365,15 @@ pub(super) struct RlConfig<'a> {
     log_path: String,
     eval_every: usize,
     save_every: usize,
+    evaluator_builders: [(); 0],
     load_checkpoint_path: Option<&'a str>,
     renderer_name: Option<&'a str>,
+    wandb_project: (),
+    wandb_name: (),
+    session_name: (),
     kl_penalty_coef: f32,
     kl_discount_factor: f32,
+    kl_reference_config: Json,
     loss_fn: String,
     loss_fn_config: Json,
     num_substeps: usize,
@@ -342,10 +381,17 @@ pub(super) struct RlConfig<'a> {
     temperature: f64,
     compute_post_kl: bool,
     remove_constant_reward_groups: bool,
-    mode: String,
+    rollout_error_tolerance: Option<String>,
+    termination: (),
+    enable_trace: bool,
+    span_chart_every: usize,
+    async_config: Json,
+    stream_minibatch_config: Json,
+    base_url: (),
     ttl_seconds: Option<u64>,
     rolling_save_every: usize,
     rolling_ttl_seconds: u64,
+    num_groups_to_log: usize,
     rollout_json_export: bool,
     max_steps: Option<usize>,
     seed: Option<u64>,

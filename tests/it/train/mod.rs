@@ -1,5 +1,7 @@
 //! The training toolkit.
 
+mod data;
 mod folders;
 mod golden;
 mod resume;
+mod rl;

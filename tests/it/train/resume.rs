@@ -1,12 +1,14 @@
 //! Runs that are interrupted and resumed end as if they had not been, on the embedded engine.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tinker::local::LocalServer;
 use tinker::train::rl::{EnvBatches, Grade, Mode, Problem, Rl};
 use tinker::train::{
-    Batches, Dpo, Existing, Interrupt, Logger, Model, NllEvaluator, Outcome, Report, Row, Run,
-    RunReader, RunStatus, SavePolicy, Supervised,
+    AutoResume, Batches, Dpo, Existing, Interrupt, Logger, Model, NllEvaluator, Outcome, Report,
+    Row, Run, RunReader, RunStatus, SavePolicy, Supervised,
 };
 use tinker::{Datum, LoraConfig, Result, ServiceClient, Tokenizer};
 
@@ -48,7 +50,11 @@ fn words(tokenizer: &Tokenizer, count: usize) -> Vec<Datum> {
 
 /// Trains in one go, and in another folder with an interruption; both must log the same.
 #[track_caller]
-fn check(metrics: &[&str], train: impl Fn(&ServiceClient, &mut Run) -> Result<Report>) {
+fn check(
+    golden: &str,
+    metrics: &[&str],
+    train: impl Fn(&ServiceClient, &mut Run) -> Result<Report>,
+) {
     let server = LocalServer::start().unwrap();
     let root = tempfile::tempdir().unwrap();
     let open = |name: &str| Run::open(root.path().join(name), Existing::Resume).unwrap();
@@ -72,6 +78,7 @@ fn check(metrics: &[&str], train: impl Fn(&ServiceClient, &mut Run) -> Result<Re
     let rest = train(&service, &mut open("parts")).unwrap();
     assert_eq!(rest.outcome, Outcome::Completed);
     same(root.path(), metrics);
+    same_names(golden, &root.path().join("whole"));
     let again = train(&service, &mut open("parts")).unwrap();
     assert_eq!(
         again.outcome,
@@ -107,9 +114,57 @@ fn same(root: &Path, metrics: &[&str]) {
     }
 }
 
+/// Files name things as those of the Python cookbook do, in the same order.
+#[track_caller]
+fn same_names(golden: &str, path: &Path) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/train/runfiles");
+    let lines = |folder: &Path, file: &str| {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        match file.ends_with(".json") {
+            true => vec![Row::parse(&text).unwrap()],
+            false => text.lines().map(|line| Row::parse(line).unwrap()).collect(),
+        }
+    };
+    let names = |row: &Row| -> Vec<String> {
+        let names = row.iter().map(|(name, _)| name.to_owned());
+        names.filter(|name| !name.starts_with("time/")).collect()
+    };
+    let both =
+        |file: &str| [fixtures.join(golden), path.to_owned()].map(|f| names(&lines(&f, file)[0]));
+    let [theirs, mut ours] = both("config.json");
+    ours.retain(|name| name != "seed");
+    assert_eq!(ours, theirs, "config.json");
+    let [theirs, ours] = both("metrics.jsonl");
+    let common = |names: &[String], other: &[String]| -> Vec<String> {
+        names
+            .iter()
+            .filter(|name| other.contains(name))
+            .cloned()
+            .collect()
+    };
+    assert_eq!(
+        common(&ours, &theirs),
+        common(&theirs, &ours),
+        "metrics.jsonl"
+    );
+    let missing = common(&theirs, &theirs)
+        .into_iter()
+        .filter(|name| !ours.contains(name));
+    let missing: Vec<String> = missing.collect();
+    let own = |name: &String| name.starts_with("env/all/") || name.contains("grad");
+    assert!(missing.iter().all(own), "{missing:?}");
+    let [theirs, ours] = both("timing_spans.jsonl");
+    assert_eq!(ours, theirs, "timing_spans.jsonl");
+    let last = |folder: &Path| names(lines(folder, "checkpoints.jsonl").last().unwrap());
+    let mut ours = last(path);
+    ours.retain(|name| name != "final");
+    assert_eq!(ours, last(&fixtures.join(golden)), "checkpoints.jsonl");
+}
+
 #[test]
 fn supervised() {
     check(
+        "sl",
         &["train_mean_nll", "test/nll", "learning_rate"],
         |service, run| {
             let data = words(&tokenizer(service), 20);
@@ -119,7 +174,9 @@ fn supervised() {
                 .with_submit_ahead(2)
                 .with_save(SavePolicy::every(4).with_rolling(1).in_background())
                 .with_eval_every(3)
-                .with_evaluator(NllEvaluator::new(data[..4].to_vec()))
+                .with_evaluator(
+                    NllEvaluator::new(data[..4].to_vec()).with_tokenizer(tokenizer(service)),
+                )
                 .train(service, run, &Batches::new(data, 4)?)
         },
     );
@@ -127,13 +184,17 @@ fn supervised() {
 
 #[test]
 fn preferences_keep_their_reference() {
-    check(&["dpo_loss", "margin", "accuracy"], |service, run| {
-        let pairs = words(&tokenizer(service), 16);
-        Dpo::new(model(service))
-            .with_learning_rate(2e-3)
-            .with_beta(0.5)
-            .train(service, run, &Batches::of_pairs(pairs, 2)?)
-    });
+    check(
+        "dpo",
+        &["dpo_loss", "margin", "accuracy"],
+        |service, run| {
+            let pairs = words(&tokenizer(service), 16);
+            Dpo::new(model(service))
+                .with_learning_rate(2e-3)
+                .with_beta(0.5)
+                .train(service, run, &Batches::of_pairs(pairs, 2)?)
+        },
+    );
 }
 
 fn problems(service: &ServiceClient, count: usize) -> EnvBatches {
@@ -158,7 +219,7 @@ fn reinforcement() {
         "optim/kl_sample_train_v1",
         "optim/entropy",
     ];
-    check(&names, |service, run| {
+    check("rl", &names, |service, run| {
         Rl::new(model(service), 6)
             .with_learning_rate(2e-3)
             .with_substeps(2)
@@ -199,4 +260,50 @@ fn every_mode_trains_on_every_batch() {
             "{mode:?}"
         );
     }
+}
+
+/// Stops the server once, after a step.
+struct Outage(usize, Server);
+
+type Server = Arc<Mutex<Option<LocalServer>>>;
+
+impl Logger for Outage {
+    fn metrics(&mut self, step: usize, _row: &Row) {
+        if step == self.0 {
+            let server = self.1.lock().unwrap().take();
+            drop(server);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_dies_and_comes_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (runs, path) = (root.path().join("engine"), root.path().join("run"));
+    let server = Server::default();
+    let connect = || {
+        let mut server = server.lock().unwrap();
+        let start = || LocalServer::builder().data(&runs).start().unwrap();
+        Ok(local::service(server.get_or_insert_with(start)))
+    };
+    let mut outages = [3, usize::MAX].into_iter();
+    let resume = AutoResume::attempts(1).with_pause(Duration::ZERO);
+    let report = resume.run(connect, |service| {
+        let outage = Outage(outages.next().unwrap(), server.clone());
+        let mut run = Run::open(&path, Existing::Resume)?.with_logger(outage);
+        let data = words(&tokenizer(service), 20);
+        Supervised::new(model(service))
+            .with_save(SavePolicy::every(2))
+            .with_epochs(2)
+            .train(service, &mut run, &Batches::new(data, 4)?)
+    });
+    assert_eq!(report.unwrap().outcome, Outcome::Completed);
+    let steps: Vec<f64> = RunReader::open(&path)
+        .unwrap()
+        .curve("epoch")
+        .iter()
+        .map(|p| p.0)
+        .collect();
+    let expected: Vec<f64> = (0..10).map(f64::from).collect();
+    assert_eq!(steps, expected, "each step once");
 }

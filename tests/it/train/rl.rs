@@ -1,0 +1,262 @@
+//! Reinforcement learning and distillation on the embedded engine: turns, failures, penalties,
+//! losses, teachers.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tempfile::TempDir;
+use tinker::client::SamplerSource;
+use tinker::local::LocalServer;
+use tinker::loss::{Objective, input, logprobs};
+use tinker::text::data::KlPenalty;
+use tinker::train::rl::{
+    Env, EnvBatches, EnvGroup, FailurePolicy, Limits, Observation, Problem, Rl, SelfDistillation,
+    Step,
+};
+use tinker::train::{Batches, Existing, Model, Run, RunReader, SoftTargets, Supervised};
+use tinker::types::SampledSequence;
+use tinker::{Datum, LoraConfig, ModelInput, Result, ServiceClient};
+
+use crate::support::local;
+
+/// Speaks for two turns; fails as often as it is told to.
+struct Talk {
+    said: Vec<i32>,
+    turns: usize,
+    failures: Arc<AtomicUsize>,
+}
+
+impl Env for Talk {
+    fn start(&mut self) -> anyhow::Result<Observation> {
+        let left = |left: usize| left.checked_sub(1);
+        let fails = self
+            .failures
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
+        anyhow::ensure!(fails.is_err(), "the sandbox is down");
+        Ok(Observation::new(ModelInput::from_ints(self.said.clone())))
+    }
+
+    fn step(&mut self, answer: &SampledSequence) -> anyhow::Result<Step> {
+        self.said.extend_from_slice(answer.tokens.as_slice());
+        self.said.push(65);
+        self.turns += 1;
+        let reward = answer.tokens.len() as f64;
+        Ok(match self.turns {
+            2 => Step::done(reward).with_metric("polite", 1.0),
+            _ => Step::next(Observation::new(ModelInput::from_ints(self.said.clone()))),
+        })
+    }
+}
+
+/// Three talks.
+struct Talks(Arc<AtomicUsize>);
+
+impl EnvGroup for Talks {
+    fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
+        let talk = |token: i32| -> Box<dyn Env> {
+            let failures = self.0.clone();
+            Box::new(Talk {
+                said: vec![66, 67 + token],
+                turns: 0,
+                failures,
+            })
+        };
+        Ok((0..3).map(talk).collect())
+    }
+
+    fn tags(&self) -> Vec<String> {
+        vec!["talk".into()]
+    }
+}
+
+fn model(service: &ServiceClient) -> Model {
+    let lora = LoraConfig::rank(4).with_seed(3);
+    Model::new(local::base_model(service)).with_lora(lora)
+}
+
+/// Trains in a folder of its own, which goes with the first of the two, and reads it.
+fn trained(
+    train: impl FnOnce(&ServiceClient, &mut Run) -> Result<()>,
+) -> Result<(TempDir, RunReader)> {
+    let server = LocalServer::start()?;
+    let service = local::service(&server);
+    let root = tempfile::tempdir().unwrap();
+    let path: &Path = root.path();
+    let mut run = Run::open(path, Existing::Raise)?;
+    train(&service, &mut run)?;
+    let read = RunReader::open(path)?;
+    Ok((root, read))
+}
+
+/// Two batches of two groups, the first of whose episodes fail so often.
+fn talk(failures: usize, policy: FailurePolicy) -> Result<(TempDir, RunReader)> {
+    trained(|service, run| {
+        let failing = Arc::new(AtomicUsize::new(failures));
+        let group = |_| Arc::new(Talks(failing.clone())) as Arc<dyn EnvGroup>;
+        let data = EnvBatches::new((0..4).map(group), 2);
+        let rl = Rl::new(model(service), 3).with_failures(policy);
+        rl.train(service, run, &data).map(drop)
+    })
+}
+
+#[test]
+fn turns_are_one_episode() {
+    let (_root, run) = talk(0, FailurePolicy::FailFast).unwrap();
+    let first = &run.metrics[0];
+    assert_eq!(first.number("env/all/turns_per_episode"), Some(2.0));
+    assert_eq!(first.number("env/all/total_episodes"), Some(6.0));
+    assert_eq!(first.number("env/all/polite"), Some(1.0));
+    assert!(
+        first.get("env/talk/polite").is_none(),
+        "a tag on every group shows nothing new"
+    );
+    assert!(
+        first.number("optim/kl_sample_train_v1").unwrap().abs() < 1e-3,
+        "on-policy"
+    );
+    let rollouts = run.rollouts(0, "train");
+    assert_eq!(rollouts.len(), 6);
+    assert_eq!(rollouts[5].number("group_idx"), Some(1.0));
+}
+
+#[test]
+fn failures_are_counted_retried_or_done_without() {
+    let error = talk(1, FailurePolicy::FailFast).unwrap_err();
+    assert!(format!("{:#}", anyhow::Error::new(error)).contains("the sandbox is down"));
+
+    let (_, run) = talk(2, FailurePolicy::Retry(3)).unwrap();
+    assert_eq!(run.metrics[0].number("rollout_errors/total"), Some(2.0));
+    assert_eq!(
+        run.metrics[0].number("rollout_errors/groups_skipped"),
+        Some(0.0)
+    );
+    assert_eq!(run.metrics[0].number("env/all/total_episodes"), Some(6.0));
+
+    let (_, run) = talk(1, FailurePolicy::MinViable(0.6)).unwrap();
+    assert_eq!(
+        run.metrics[0].number("rollout_errors/environment"),
+        Some(1.0)
+    );
+    assert_eq!(run.metrics[0].number("env/all/total_episodes"), Some(5.0));
+
+    // Every episode of the first batch fails: nothing to train on, and the run goes on.
+    let (_, run) = talk(6, FailurePolicy::MinViable(0.6)).unwrap();
+    assert_eq!(
+        run.metrics[0].number("rollout_errors/groups_skipped"),
+        Some(2.0)
+    );
+    assert!(run.metrics[0].get("env/all/reward/total").is_none());
+    assert!(run.metrics[1].get("env/all/reward/total").is_some());
+}
+
+#[test]
+fn limits_end_episodes() {
+    let run = trained(|service, run| {
+        let group = |_| Arc::new(Talks(Arc::default())) as Arc<dyn EnvGroup>;
+        let mut limits = Limits::default();
+        limits.max_turns = Some(1);
+        let rl = Rl::new(model(service), 3).with_limits(limits);
+        rl.train(service, run, &EnvBatches::new((0..1).map(group), 1))
+            .map(drop)
+    });
+    let (_, run) = run.unwrap();
+    assert_eq!(
+        run.metrics[0].number("env/all/turns_per_episode"),
+        Some(1.0)
+    );
+    assert_eq!(run.metrics[0].number("env/all/stop/max_turns"), Some(1.0));
+}
+
+fn questions(service: &ServiceClient, count: usize) -> Result<EnvBatches> {
+    let name = local::base_model(service);
+    let tokenizer = service.create_sampling_client(name.as_str())?.tokenizer()?;
+    let mut groups = Vec::new();
+    for number in 0..count {
+        let prompt = tokenizer.encode(&format!("word {number}:"))?;
+        let told = tokenizer.encode(&format!("The word is ant. word {number}:"))?;
+        let question = Problem::without_reward(&tokenizer, prompt).with_teacher_prompt(told);
+        groups.push(question.with_group_size(2).into_group());
+    }
+    Ok(EnvBatches::new(groups, 2))
+}
+
+#[test]
+fn penalties_and_losses_of_ones_own() {
+    let run = trained(|service, run| {
+        let ratio = (logprobs() - input("logprobs")).exp();
+        let loss = Objective::new(-(ratio * input("advantages")).sum());
+        let base = SamplerSource::base_model(local::base_model(service));
+        let penalty = KlPenalty {
+            coefficient: 0.1,
+            discount: 0.0,
+        };
+        let mut rl = Rl::new(model(service), 4)
+            .with_loss(loss)
+            .with_kl_penalty(penalty, base);
+        rl.compute_post_kl = true;
+        rl.train(service, run, &questions(service, 4)?).map(drop)
+    });
+    let (_, run) = run.unwrap();
+    assert!(
+        run.metrics[0].number("kl_policy_base").unwrap().abs() < 1e-4,
+        "the base at first"
+    );
+    assert!(run.metrics[1].number("kl_policy_base").is_some());
+    assert!(run.metrics[0].number("kl_pre_post_v2").is_some());
+    assert_eq!(run.config["loss_fn"], "custom");
+}
+
+#[test]
+fn a_model_learns_from_itself_that_knows_more() {
+    for (topk, reverse, metric) in [
+        (5, false, "sdft/mean_teacher_entropy"),
+        (5, true, "sdft/reverse_kl_mean"),
+        (0, false, "sdft/mean_advantage"),
+    ] {
+        let run = trained(|service, run| {
+            let mut distillation = SelfDistillation::default();
+            (distillation.topk, distillation.reverse) = (topk, reverse);
+            (distillation.skip_first, distillation.sync_every) = (0, Some(1));
+            let rl = Rl::new(model(service), 4).with_self_distillation(distillation);
+            rl.train(service, run, &questions(service, 4)?).map(drop)
+        });
+        let (_, run) = run.unwrap();
+        assert!(
+            run.metrics[1].number(metric).unwrap().is_finite(),
+            "{metric}"
+        );
+        assert_eq!(run.metrics[0].number("sdft/topk"), Some(f64::from(topk)));
+        let references = run
+            .checkpoints
+            .iter()
+            .filter(|record| record.name == "reference");
+        assert_eq!(references.count(), 3, "at the start, and after each step");
+    }
+}
+
+#[test]
+fn soft_targets_are_learned() {
+    let run = trained(|service, run| {
+        let name = local::base_model(service);
+        let data: Vec<Datum> = (0..8)
+            .map(|n| Datum::supervised(&[65, 66 + n], &[67, 68]))
+            .collect();
+        let taught =
+            service.create_lora_training_client(&name, LoraConfig::rank(4).with_seed(1))?;
+        for _ in 0..5 {
+            let adam = tinker::AdamParams::learning_rate(5e-3);
+            taught
+                .train_step(&data, tinker::LossFn::CrossEntropy, adam)?
+                .join()?;
+        }
+        let teacher = taught.save_weights_and_get_sampling_client()?;
+        let soft = SoftTargets::new(Batches::new(data, 4)?, teacher).with_k(5);
+        let settings = Supervised::new(model(service))
+            .with_learning_rate(5e-3)
+            .with_epochs(4);
+        settings.train(service, run, &soft).map(drop)
+    });
+    let losses = run.unwrap().1.curve("train_mean_nll");
+    assert!(losses[7].1 < losses[0].1, "{losses:?}");
+}
