@@ -12,6 +12,7 @@ use super::fault::{Fault, FaultKind};
 use super::request::{Auth, Body, Request};
 use crate::config::Config;
 use crate::error::{Context, Error, Result};
+use crate::wire::reply::PROTOBUF;
 use crate::wire::route::Method;
 
 // Names made once: a name made from text is looked up, lowered and copied for every request.
@@ -92,7 +93,7 @@ impl Defaults {
             }
             Body::Json(_) | Body::Empty => {}
             Body::Proto { zstd, .. } => {
-                let kind = HeaderValue::from_static("application/x-protobuf");
+                let kind = HeaderValue::from_static(PROTOBUF);
                 headers.insert(CONTENT_TYPE, kind);
                 if zstd {
                     headers.insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));

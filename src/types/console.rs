@@ -1,6 +1,7 @@
 //! Addresses of the service's web console.
 
 use super::TinkerPath;
+use super::percent::{is_unreserved, percent_encode};
 
 const BASE: &str = "https://tinker.thinkingmachines.ai";
 
@@ -55,12 +56,6 @@ pub fn new_api_key_url(key_name: &str) -> String {
 /// Percent-encodes everything but letters, digits and `_.-~`.
 fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"_.-~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
+    percent_encode(&mut out, text, is_unreserved);
     out
 }

@@ -53,6 +53,10 @@ pub enum CheckpointKind {
     External,
 }
 
+/// How long the service keeps a checkpoint that is to go: from an hour to ten years, leap years
+/// included, in seconds.
+pub(crate) const CHECKPOINT_TTL: std::ops::RangeInclusive<u64> = 3_600..=10 * 366 * 86_400;
+
 impl CheckpointKind {
     /// Every kind.
     pub const ALL: [Self; 3] = [Self::Training, Self::Sampler, Self::External];

@@ -31,6 +31,7 @@ mod input;
 mod metrics;
 mod optimizer;
 mod output;
+pub(crate) mod percent;
 mod queue;
 mod records;
 mod retry;
@@ -46,6 +47,7 @@ pub use checkpoint_ref::CheckpointRef;
 pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};
 pub use datum::{Datum, DatumRange, Provenance, ProvenanceSpan, SpanKind, chunk_ranges};
 pub use event::ClientEvent;
+pub(crate) use ids::CHECKPOINT_TTL;
 pub use ids::{
     CheckpointKind, ModelId, RequestId, SamplingSessionId, SequenceId, SessionId, TinkerPath,
 };

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::types::percent::{is_unreserved, percent_encode};
+
 /// Encodes parameters in their order: form encoding, null and empty values dropped, lists joined
 /// by commas, nested maps as `a[b]`.
 pub(crate) fn encode(params: &[(&str, Value)]) -> String {
@@ -49,14 +51,11 @@ fn text(value: &Value) -> String {
 
 /// Form encoding: a space becomes `+`, everything but unreserved characters `%XX`.
 fn escape(out: &mut String, text: &str) {
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(byte.into());
-            }
-            b' ' => out.push('+'),
-            _ => out.push_str(&format!("%{byte:02X}")),
+    for (index, word) in text.split(' ').enumerate() {
+        if index > 0 {
+            out.push('+');
         }
+        percent_encode(out, word, is_unreserved);
     }
 }
 

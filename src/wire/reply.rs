@@ -288,9 +288,12 @@ fn is_text(value: &Option<Value>, text: &str) -> bool {
     value.as_ref().and_then(Value::as_str) == Some(text)
 }
 
+/// The media type of protobuf messages.
+pub(crate) const PROTOBUF: &str = "application/x-protobuf";
+
 /// Whether a `Content-Type` announces protobuf.
 pub(crate) fn is_protobuf(content_type: Option<&str>) -> bool {
-    content_type.is_some_and(|kind| kind.contains("application/x-protobuf"))
+    content_type.is_some_and(|kind| kind.contains(PROTOBUF))
 }
 
 /// The few top-level keys that tell outcomes apart; everything else is skipped, not built.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::types::percent::{is_unreserved, percent_encode};
 
 /// What every path begins with, below the base URL.
 pub(crate) const API_PREFIX: &str = "/api/v1/";
@@ -206,16 +207,8 @@ fn push_segment(path: &mut String, name: &str, value: &str) -> Result<()> {
             format!("must be a name other than `.` and `..`, got {value:?}"),
         ));
     }
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte) {
-            path.push(char::from(byte));
-        } else {
-            const HEX: &[u8; 16] = b"0123456789ABCDEF";
-            path.push('%');
-            path.push(char::from(HEX[usize::from(byte >> 4)]));
-            path.push(char::from(HEX[usize::from(byte & 15)]));
-        }
-    }
+    let plain = |byte| is_unreserved(byte) || b"!$&'()*+,;=:@".contains(&byte);
+    percent_encode(path, value, plain);
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use crate::client::service::open_sampler;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
 use crate::types::{
-    CheckpointRef, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
-    SaveWeightsResponse,
+    CHECKPOINT_TTL, CheckpointRef, ModelInfo, SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse, SaveWeightsResponse,
 };
 use crate::wire::request::{
     GetInfoRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest,
@@ -225,6 +225,10 @@ impl TrainingClient {
 
     /// A sampling client for the weights as they are after everything submitted so far. They are
     /// not kept: when the session ends they are gone.
+    ///
+    /// # Errors
+    ///
+    /// What befalls operations of the queue; [`Error::Reply`] if the service names no sampler.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
         let saved = self.wait(self.save_for_sampling()?)?;
         match (saved.sampling_session_id, saved.path) {
@@ -269,6 +273,10 @@ impl TrainingClient {
     }
 
     /// Frees the model on servers that have this call; others answer 404.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 from servers that do not have it.
     pub fn unload_model(&self) -> Result<()> {
         let body = to_json(&UnloadModelRequest {
             model_id: self.model_id().as_str().into(),
@@ -280,6 +288,10 @@ impl TrainingClient {
     }
 
     /// What the service knows about the model.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     #[doc(alias = "get_info")]
     pub fn info(&self) -> Result<ModelInfo> {
         let body = to_json(&GetInfoRequest {
@@ -336,9 +348,8 @@ fn checked_name(name: String) -> Result<String> {
 
 /// The service keeps checkpoints from an hour to ten years.
 pub(in crate::client) fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
-    const RANGE: std::ops::RangeInclusive<u64> = 3_600..=315_360_000;
     match ttl.map(|ttl| ttl.as_secs()) {
-        Some(seconds) if !RANGE.contains(&seconds) => Err(Error::invalid(
+        Some(seconds) if !CHECKPOINT_TTL.contains(&seconds) => Err(Error::invalid(
             "ttl",
             format!("must be from one hour to ten years, got {seconds} s"),
         )),

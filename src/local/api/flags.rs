@@ -1,8 +1,10 @@
 //! What the server tells clients about itself: `client/config` and `client/dynamic_config`.
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::types::{ClientConfig, DynamicConfig};
 
 /// The values of every configuration flag.
 #[derive(Debug, Clone)]
@@ -13,40 +15,22 @@ pub(in crate::local) struct Flags {
 
 impl Default for Flags {
     fn default() -> Self {
-        let object = |value: Value| match value {
-            Value::Object(map) => map,
-            _ => Map::new(),
-        };
-        Self {
-            client: object(json!({
-                "pjwt_auth_enabled": false,
-                "credential_default_source": "api_key",
-                "sample_dispatch_bytes_semaphore_size": 10_485_760,
-                "inflight_response_bytes_semaphore_size": 52_428_800,
-                "parallel_fwdbwd_chunks": true,
-                "proto_compress_fwdbwd": false,
-                "fwdbwd_max_chunk_len": 1024,
-                "fwdbwd_max_chunk_bytes_count": 5_000_000,
-                "fwdbwd_dispatch_bytes_semaphore_size": 50_000_000,
-                "billing_exception_max_pause_duration_sec": 3600,
-                "sample_no_retries": false,
-                "sample_enable_stuck_detection": true,
-                "sample_max_concurrent_requests": 2000,
-                "use_pyqwest_transport": true,
-                "create_model_via_load_weights": false,
-                "sample_use_retrieve_futures": false,
-                "custom_loss_server_side": false,
-                "sample_join_sampling_session": false,
-                // Read by clients of the JSON era only.
-                "proto_write_fwdbwd": false,
-                "fwd_via_fwdbwd": false,
-            })),
-            dynamic: object(json!({
-                "refresh_interval_sec": 300,
-                "sample_cancel_enabled": false,
-                "sample_cancel_max_batch_size": 64,
-            })),
+        let mut client = object(&ClientConfig::default());
+        // Read by clients of the JSON era only.
+        for name in ["proto_write_fwdbwd", "fwd_via_fwdbwd"] {
+            client.insert(name.to_owned(), Value::Bool(false));
         }
+        Self {
+            client,
+            dynamic: object(&DynamicConfig::default()),
+        }
+    }
+}
+
+fn object(flags: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(flags) {
+        Ok(Value::Object(map)) => map,
+        _ => unreachable!("flags are structs of plain values"),
     }
 }
 
@@ -83,6 +67,8 @@ impl Flags {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -10,6 +10,7 @@ use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HeaderName, VARY};
 use hyper::{Method, StatusCode};
 
 use super::{Refusal, Reply, Request};
+use crate::wire::reply::PROTOBUF;
 
 /// The names this server answers to, and the sites whose pages may use it.
 #[derive(Debug, Clone, Default)]
@@ -69,11 +70,7 @@ fn check_body_type(request: &Request) -> Result<(), Refusal> {
     }
     let kind = request.header("content-type").unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    let known = [
-        "application/json",
-        "application/x-protobuf",
-        "application/protobuf",
-    ];
+    let known = ["application/json", PROTOBUF, "application/protobuf"];
     if known.iter().any(|known| kind.eq_ignore_ascii_case(known)) {
         return Ok(());
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 pub(in crate::local) const JSON: &str = "application/json";
-pub(in crate::local) const PROTOBUF: &str = "application/x-protobuf";
+pub(in crate::local) use crate::wire::reply::PROTOBUF;
 
 /// The answer to one request.
 #[derive(Debug)]

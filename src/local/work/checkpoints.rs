@@ -12,12 +12,10 @@ use crate::local::state::ledger::Kind;
 use crate::local::state::models::Model;
 use crate::local::state::{disk, now};
 use crate::types::{
-    CheckpointKind, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
+    CHECKPOINT_TTL, CheckpointKind, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
     SaveWeightsResponse, Timestamp, TinkerPath,
 };
 
-/// The shortest and the longest life a checkpoint can be given.
-const TTL: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 24 * 3600;
 /// The longest name of a checkpoint.
 const NAME: usize = 128;
 
@@ -43,12 +41,12 @@ pub(in crate::local) fn expiry(ttl_seconds: Option<u64>) -> Result<Option<Timest
     let Some(ttl) = ttl_seconds else {
         return Ok(None);
     };
-    let expires = TTL.contains(&ttl).then(|| {
+    let expires = CHECKPOINT_TTL.contains(&ttl).then(|| {
         let seconds = now().as_second().saturating_add_unsigned(ttl);
         Timestamp::from_second(seconds).ok()
     });
     expires.flatten().map(Some).ok_or_else(|| {
-        let (shortest, longest) = (TTL.start(), TTL.end());
+        let (shortest, longest) = (CHECKPOINT_TTL.start(), CHECKPOINT_TTL.end());
         let problem = format!("must be from {shortest} to {longest}, got {ttl}");
         Error::invalid("ttl_seconds", problem)
     })

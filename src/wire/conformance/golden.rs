@@ -23,7 +23,7 @@ use crate::wire::request::*;
 use crate::wire::route::{self, Route};
 use crate::wire::sample::encode_sample;
 
-const PROTOBUF: Option<&str> = Some("application/x-protobuf");
+const PROTOBUF: Option<&str> = Some(crate::wire::reply::PROTOBUF);
 
 macro_rules! golden {
     ($name:literal) => {

@@ -16,7 +16,7 @@ use crate::wire::output::encode_forward_backward_output;
 use crate::wire::sample::encode_sample;
 
 const ROUNDS: u64 = 200;
-const PROTOBUF: Option<&str> = Some("application/x-protobuf");
+const PROTOBUF: Option<&str> = Some(crate::wire::reply::PROTOBUF);
 
 /// Has the Python SDK do every task, or says that it is not there.
 fn ask(tasks: &[Value]) -> Option<Vec<Value>> {

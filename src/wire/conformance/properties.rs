@@ -22,7 +22,7 @@ use crate::wire::reply::{CompletionsReply, FutureReply, RetrieveReply, decode_js
 use crate::wire::request::{AsampleRequest, CreateModelRequest, from_json, to_json};
 use crate::wire::sample::encode_sample;
 
-const PROTOBUF: Option<&str> = Some("application/x-protobuf");
+const PROTOBUF: Option<&str> = Some(crate::wire::reply::PROTOBUF);
 const JSON: Option<&str> = Some("application/json");
 
 /// The most memory a decoder may hold at once, per byte of input. Ordinary bodies take two to
