@@ -86,6 +86,13 @@ impl Resume {
 }
 
 impl Resume {
+    fn load(&self) -> Load {
+        Load {
+            checkpoint: self.checkpoint.clone(),
+            weights_access_token: self.weights_access_token.clone(),
+        }
+    }
+
     /// The request that makes a model from the checkpoint, given the session's id and the model's
     /// number.
     fn request(&self, with_state: bool) -> impl FnOnce(&str, u64) -> Result<Vec<u8>> {
@@ -240,11 +247,7 @@ impl ServiceClient {
         let base_model = resume.base_model.as_deref().unwrap_or(&info.base_model);
         let queue = session.create_model(creation.request(base_model))?;
         let training = TrainingClient::new(queue, session);
-        let load = Load {
-            checkpoint: resume.checkpoint.clone(),
-            weights_access_token: resume.weights_access_token.clone(),
-        };
-        training.wait(training.load(&load, with_state)?)?;
+        training.wait(training.load(&resume.load(), with_state)?)?;
         Ok(training)
     }
 

@@ -41,6 +41,10 @@ pub enum SamplerSource {
 
 impl SamplerSource {
     /// A model without an adapter.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     pub fn base_model(name: impl Into<String>) -> Self {
         Self::BaseModel(name.into())
     }

@@ -259,11 +259,19 @@ impl ServiceClient {
     }
 
     /// The id of the session, which this opens if need be.
+    ///
+    /// # Errors
+    ///
+    /// What the service says to opening the session.
     pub fn session_id(&self) -> Result<SessionId> {
         Ok(self.session()?.core.session_id.as_str().into())
     }
 
     /// Where the console shows the session.
+    ///
+    /// # Errors
+    ///
+    /// As [`session_id`](Self::session_id).
     pub fn session_url(&self) -> Result<String> {
         Ok(console::session_url(&self.session_id()?))
     }

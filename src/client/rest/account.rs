@@ -23,6 +23,10 @@ impl RestClient {
     /// }
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 403 without an administrator's key.
     #[doc(alias = "get_audit_log")]
     pub fn audit_log(&self, events: AuditEventType, day: Option<Date>) -> Result<AuditLog> {
         let query = [
@@ -43,22 +47,7 @@ impl RestClient {
         starting_on: Timestamp,
         ending_before: Timestamp,
     ) -> Result<BillingUsage> {
-        for (name, time) in [
-            ("starting_on", starting_on),
-            ("ending_before", ending_before),
-        ] {
-            if time.as_nanosecond() % 3_600_000_000_000 != 0 {
-                return Err(Error::invalid(
-                    name,
-                    format!("must be a full hour, got {time}"),
-                ));
-            }
-        }
-        let hours = (ending_before.as_second() - starting_on.as_second()) / 3_600;
-        if !(1..=MAX_USAGE_HOURS).contains(&hours) {
-            let problem = format!("must be 1 hour to 14 days after starting_on, got {hours} hours");
-            return Err(Error::invalid("ending_before", problem));
-        }
+        check_usage(starting_on, ending_before)?;
         let query = [
             ("starting_on", starting_on.to_string().into()),
             ("ending_before", ending_before.to_string().into()),
@@ -67,9 +56,33 @@ impl RestClient {
     }
 
     /// What checkpoints take at present, in one project or in all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 403 without an administrator's key.
     #[doc(alias = "get_current_checkpoint_storage_usage")]
     pub fn storage_usage(&self, project_id: Option<&str>) -> Result<StorageUsage> {
         let query = [("project_id", project_id.into())];
         self.get(&route::CHECKPOINT_STORAGE_USAGE, &[], &query)
     }
+}
+
+/// Refuses a stretch of time that the service would refuse.
+fn check_usage(starting_on: Timestamp, ending_before: Timestamp) -> Result<()> {
+    let times = [
+        ("starting_on", starting_on),
+        ("ending_before", ending_before),
+    ];
+    for (name, time) in times {
+        if time.as_nanosecond() % 3_600_000_000_000 != 0 {
+            let problem = format!("must be a full hour, got {time}");
+            return Err(Error::invalid(name, problem));
+        }
+    }
+    let hours = (ending_before.as_second() - starting_on.as_second()) / 3_600;
+    if !(1..=MAX_USAGE_HOURS).contains(&hours) {
+        let problem = format!("must be 1 hour to 14 days after starting_on, got {hours} hours");
+        return Err(Error::invalid("ending_before", problem));
+    }
+    Ok(())
 }

@@ -111,6 +111,10 @@ impl RestClient {
     }
 
     /// One page of training runs, the last used first.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     pub fn list_training_runs(&self, options: impl Into<ListOptions>) -> Result<TrainingRunPage> {
         let options = options.into();
         let query = [
@@ -133,12 +137,20 @@ impl RestClient {
     }
 
     /// The checkpoints of a run, all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 if there is no such run.
     pub fn list_checkpoints(&self, run_id: &str) -> Result<Vec<Checkpoint>> {
         let page: CheckpointPage = self.get(&route::LIST_CHECKPOINTS, &[run_id], &[])?;
         Ok(page.checkpoints)
     }
 
     /// One page of the checkpoints of all the caller's runs, newest first.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     pub fn list_user_checkpoints(&self, options: impl Into<ListOptions>) -> Result<CheckpointPage> {
         let options = options.into();
         let query = [
@@ -258,17 +270,8 @@ impl RestClient {
         options: impl Into<CopyOptions>,
     ) -> Result<String> {
         let (checkpoint, options) = (checkpoint.into(), options.into());
-        let project = options.project_id.as_deref();
-        let project = project.or(self.service.config().project_id.as_deref());
-        let project = project
-            .ok_or_else(|| Error::invalid("project_id", "or TINKER_PROJECT_ID is required"))?;
-        let body = to_json(&CopyWeightsRequest {
-            source_path: checkpoint.checked()?.into(),
-            destination_project_id: Some(project.into()),
-            session_id: None,
-            model_seq_id: None,
-            ttl_seconds: ttl_seconds(options.ttl)?,
-        })?;
+        let own = self.service.config().project_id.as_deref();
+        let body = options.request(&checkpoint, own)?;
         // One key for every attempt, so that no retry makes a second copy.
         let key = uuid::Uuid::new_v4().to_string();
         let route = &route::COPY_WEIGHTS;
@@ -283,6 +286,10 @@ impl RestClient {
     }
 
     /// What a sampler samples from.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 if there is no such sampler.
     #[doc(alias = "get_sampler")]
     pub fn sampler(&self, sampler_id: &str) -> Result<SamplerInfo> {
         self.get(&route::GET_SAMPLER, &[sampler_id], &[])
@@ -292,6 +299,10 @@ impl RestClient {
 /// Sessions.
 impl RestClient {
     /// One page of session ids, newest first.
+    ///
+    /// # Errors
+    ///
+    /// What befalls every request: see [`error`](crate::error).
     pub fn list_sessions(&self, options: impl Into<ListOptions>) -> Result<SessionPage> {
         let options = options.into();
         let query = [
@@ -312,6 +323,10 @@ impl RestClient {
     }
 
     /// The runs and samplers of a session.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 if there is none that the caller may see.
     #[doc(alias = "get_session")]
     pub fn session(&self, session_id: &str, scope: AccessScope) -> Result<SessionDetails> {
         let query = [("access_scope", scope.as_str().into())];
@@ -343,6 +358,10 @@ impl RestClient {
     }
 
     /// Moves a session into a project.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Status`] with 404 if there is no such session or project.
     pub fn assign_session_project(&self, session_id: &str, project_id: &str) -> Result<()> {
         let body = to_json(&AssignProjectRequest {
             project_id: project_id.into(),
@@ -440,6 +459,22 @@ impl CopyOptions {
     pub fn with_weights_access_token(mut self, token: impl Into<Secret>) -> Self {
         self.weights_access_token = Some(token.into());
         self
+    }
+}
+
+impl CopyOptions {
+    /// The body of the request, for a client whose own project is `own`.
+    fn request(&self, checkpoint: &CheckpointRef, own: Option<&str>) -> Result<Vec<u8>> {
+        let project = self.project_id.as_deref().or(own);
+        let project = project
+            .ok_or_else(|| Error::invalid("project_id", "or TINKER_PROJECT_ID is required"))?;
+        to_json(&CopyWeightsRequest {
+            source_path: checkpoint.checked()?.into(),
+            destination_project_id: Some(project.into()),
+            session_id: None,
+            model_seq_id: None,
+            ttl_seconds: ttl_seconds(self.ttl)?,
+        })
     }
 }
 
