@@ -14,10 +14,9 @@ mod chat;
 mod convert;
 pub mod data;
 mod hub;
-#[allow(dead_code, reason = "the renderers that print it come next")]
 mod json;
-#[allow(dead_code, reason = "the renderers that read turns come next")]
 mod message;
+pub mod renderers;
 mod selection;
 mod special;
 mod stream;
@@ -31,6 +30,7 @@ pub use data::{DatumOptions, Example, Reduction};
 pub use hub::{Hub, HubProgress, Repo, RepoFiles};
 pub use json::Json;
 pub use message::{Message, ToolCall, UnparsedToolCall};
+pub use renderers::{Parsed, Renderer, Termination, TrainOnWhat};
 pub use selection::TokenizerId;
 pub use stream::DecodeStream;
 pub use tokenizer::{Specials, Tokenizer};

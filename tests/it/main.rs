@@ -35,6 +35,8 @@ mod python;
 mod reach;
 /// A server that is restarted in the middle of a run.
 mod recovery;
+/// Renderers against the service's own and the cookbook's.
+mod renderers;
 /// Threads, memory and sockets, counted in child processes.
 mod resources;
 /// Runs, checkpoints, sessions and accounts.

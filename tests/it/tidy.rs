@@ -69,6 +69,8 @@ const DOORS: &[Door] = &[
             "transport/auth/command.rs",
             // Files of a hub are locked, and looked at by age, as its own tools do.
             "text/hub",
+            // The model is told today's date, unless the caller gives one.
+            "text/renderers/gpt_oss.rs",
         ]),
         why: "time and threads belong to rooms that own them",
     },

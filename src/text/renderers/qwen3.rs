@@ -1,0 +1,337 @@
+//! `qwen3` and its kin: Qwen3, its instruct models, and those that see.
+//!
+//! Where the cookbook's renderer and the models' own template differ, this follows the template:
+//! other scripts stay themselves in JSON, a run of tool results shares one user block, and calls
+//! stand on a line of their own only after text.
+
+use super::super::json::{Json, Style};
+use super::super::message::{Content, Part as Said, ToolCall, Turn};
+use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
+use super::reply::{Reply, content_blocks, json_call, unterminated, until_stop};
+use super::{Parsed, Termination};
+use crate::error::{Error, Result};
+
+const END: &str = "<|im_end|>";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Thinking {
+    /// The block around the produced turn, thinking cut from history.
+    Framed,
+    /// The same, and the prompt closes the block.
+    Disabled,
+    /// The block around every turn.
+    Preserved,
+    /// No blocks but those in the messages.
+    None,
+}
+
+struct Qwen3 {
+    thinking: Thinking,
+}
+
+/// The models that see have a layout of their own.
+struct Qwen3Vl {
+    unframes: bool,
+}
+
+pub(super) fn named(name: &str) -> Option<Box<dyn Family>> {
+    let thinking = match name {
+        "qwen3" => Thinking::Framed,
+        "qwen3_disable_thinking" => Thinking::Disabled,
+        "qwen3_preserve_thinking" => Thinking::Preserved,
+        "qwen3_instruct" => Thinking::None,
+        "qwen3_vl" => return Some(Box::new(Qwen3Vl { unframes: true })),
+        "qwen3_vl_instruct" => return Some(Box::new(Qwen3Vl { unframes: false })),
+        _ => return None,
+    };
+    Some(Box::new(Qwen3 { thinking }))
+}
+
+impl Qwen3 {
+    fn strips_history(&self) -> bool {
+        self.thinking != Thinking::Preserved
+    }
+
+    /// Only the turn to produce gets the block, or all when history keeps its thinking.
+    fn frames(&self, turn: &Turn, place: &Place<'_>) -> bool {
+        self.thinking != Thinking::None
+            && turn.is("assistant")
+            && place.last_user().is_some()
+            && place.is_last
+    }
+
+    fn said(&self, turn: &Turn, place: &Place<'_>, framed: bool) -> Result<String> {
+        let strip = self.strips_history() && turn.is("assistant") && !place.is_last;
+        Ok(match &turn.content {
+            Content::Parts(parts) => joined(parts, strip, framed)?,
+            Content::Text(text) if framed && text.contains("</think>") => {
+                let (thinking, rest) = text.split_once("</think>").expect("it was found");
+                let thinking = thinking.rsplit("<think>").next().unwrap_or_default();
+                frame(thinking) + rest.trim_start_matches('\n')
+            }
+            Content::Text(text) => text.clone(),
+        })
+    }
+}
+
+impl Family for Qwen3 {
+    fn facts(&self) -> Facts {
+        Facts {
+            extends: matches!(self.thinking, Thinking::None | Thinking::Preserved),
+            disables_thinking: self.thinking == Thinking::Disabled,
+            ..Facts::ending(&[END])
+        }
+    }
+
+    fn render(&self, turn: &Turn, place: &Place<'_>) -> Result<Rendered> {
+        let no_user = place.last_user().is_none();
+        if self.thinking == Thinking::Disabled
+            && turn.is("assistant")
+            && place.is_last
+            && no_user
+            && !turn.content.is_empty()
+        {
+            let problem = "without a message of the user the model's template writes no empty \
+                           thinking block here, but its prompt always does: add a user message, \
+                           or use the thinking variant";
+            return Err(Error::invalid("content", problem));
+        }
+        let framed = self.frames(turn, place);
+        let mut text = self.said(turn, place, framed)?;
+        let has_text = match framed {
+            true => !turn.content.text().is_empty(),
+            false => !text.is_empty(),
+        };
+        if framed && !turn.content.has_thinking() {
+            text = frame("") + text.trim_start_matches('\n');
+        }
+        if !turn.calls.is_empty() {
+            text += if has_text { "\n" } else { "" };
+            text += &json_calls(&turn.calls)?;
+        }
+        let (header, open, close) = block(turn, place);
+        let mut output = vec![Part::Text(vec![Piece::Plain(format!(
+            "{open}{text}{close}"
+        ))])];
+        if !goes_on(turn, place.next()) {
+            output.push(Part::Text(vec![Piece::fixed(END)]));
+        }
+        Ok(Rendered {
+            header,
+            output,
+            ..Rendered::default()
+        })
+    }
+
+    fn suffix(&self, place: &Place<'_>) -> Result<Vec<Piece>> {
+        let block = match self.thinking {
+            Thinking::Disabled => "<think>\n\n</think>\n\n",
+            _ => "",
+        };
+        let newline = place.newline();
+        Ok(vec![Piece::fixed(format!(
+            "{newline}<|im_start|>assistant\n{block}"
+        ))])
+    }
+
+    fn declare(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
+        Ok(vec![Turn::new("system", declaration(tools, system))])
+    }
+
+    fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
+        read(codec, tokens, self.thinking != Thinking::None)
+    }
+}
+
+impl Family for Qwen3Vl {
+    fn facts(&self) -> Facts {
+        Facts::ending(&[END])
+    }
+
+    fn render(&self, turn: &Turn, place: &Place<'_>) -> Result<Rendered> {
+        let strip = turn.is("assistant") && !place.is_last;
+        let mut parts = Vec::new();
+        for part in turn.content.clone().into_parts() {
+            match part {
+                Said::Thinking(_) if strip => {}
+                Said::Thinking(text) => {
+                    parts.push(Said::Text(format!("<think>{text}</think>")));
+                }
+                Said::Image(chunk) => {
+                    parts.push(Said::Text("<|vision_start|>".to_owned()));
+                    parts.push(Said::Image(chunk));
+                    parts.push(Said::Text("<|vision_end|>".to_owned()));
+                }
+                text => parts.push(text),
+            }
+        }
+        if !turn.calls.is_empty() {
+            let said = parts
+                .iter()
+                .any(|part| !matches!(part, Said::Text(text) if text.is_empty()));
+            let newline = if said { "\n" } else { "" };
+            parts.push(Said::Text(format!("{newline}{}", json_calls(&turn.calls)?)));
+        }
+        let (header, open, close) = block(turn, place);
+        parts.insert(0, Said::Text(open.to_owned()));
+        parts.push(Said::Text(close.to_owned()));
+        if !goes_on(turn, place.next()) {
+            parts.push(Said::Text(END.to_owned()));
+        }
+        Ok(Rendered {
+            header,
+            output: merged(parts),
+            ..Rendered::default()
+        })
+    }
+
+    fn declare(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
+        Ok(vec![Turn::new("system", declaration(tools, system))])
+    }
+
+    fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
+        read(codec, tokens, self.unframes)
+    }
+}
+
+/// Texts next to each other are one text to the tokenizer.
+pub(super) fn merged(parts: Vec<Said>) -> Vec<Part> {
+    let mut out = Vec::new();
+    let mut open = String::new();
+    for part in parts {
+        match part {
+            Said::Text(text) | Said::Thinking(text) => open += &text,
+            Said::Image(chunk) => {
+                if !open.is_empty() {
+                    out.push(Part::markup(std::mem::take(&mut open)));
+                }
+                out.push(Part::Image(chunk));
+            }
+        }
+    }
+    if !open.is_empty() {
+        out.push(Part::markup(open));
+    }
+    out
+}
+
+pub(super) fn header(turn: &Turn, place: &Place<'_>) -> Piece {
+    let role = if turn.is("tool") { "user" } else { &turn.role };
+    Piece::fixed(format!("{}<|im_start|>{role}\n", place.newline()))
+}
+
+/// The header of a message and what stands around its text: results next to each other share
+/// one block of the user.
+fn block(turn: &Turn, place: &Place<'_>) -> (Vec<Piece>, &'static str, &'static str) {
+    const CLOSE: &str = "\n</tool_response>";
+    if !turn.is("tool") {
+        return (vec![header(turn, place)], "", "");
+    }
+    match goes_on(turn, place.previous()) {
+        true => (Vec::new(), "\n<tool_response>\n", CLOSE),
+        false => (vec![header(turn, place)], "<tool_response>\n", CLOSE),
+    }
+}
+
+/// Both are results of tools, which share a block.
+pub(super) fn goes_on(turn: &Turn, neighbour: Option<&Turn>) -> bool {
+    turn.is("tool") && neighbour.is_some_and(|turn| turn.is("tool"))
+}
+
+fn frame(thinking: &str) -> String {
+    format!("<think>\n{}\n</think>\n\n", thinking.trim_matches('\n'))
+}
+
+fn joined(parts: &[Said], strip: bool, framed: bool) -> Result<String> {
+    let mut out = String::new();
+    let mut after_block = false;
+    for part in parts {
+        match part {
+            Said::Thinking(_) if strip => continue,
+            Said::Thinking(text) if framed => out += &frame(text),
+            Said::Thinking(text) => out += &format!("<think>{text}</think>"),
+            Said::Text(text) if after_block => out += text.trim_start_matches('\n'),
+            Said::Text(text) => out += text,
+            Said::Image(_) => {
+                return Err(Error::invalid("content", "this model does not see images"));
+            }
+        }
+        after_block = framed && matches!(part, Said::Thinking(_));
+    }
+    Ok(out)
+}
+
+pub(super) fn json_calls(calls: &[ToolCall]) -> Result<String> {
+    let each = calls.iter().map(|call| {
+        let name = Json::from(call.name.as_str()).dump(Style::PLAIN);
+        let arguments = call.parse_arguments()?.dump(Style::PLAIN);
+        Ok(format!(
+            "<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
+        ))
+    });
+    Ok(each.collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
+fn declaration(tools: &[Json], system: &str) -> String {
+    let lines = tools.iter().map(|tool| {
+        let tool = tool.dump(Style::PLAIN);
+        format!("{{\"type\": \"function\", \"function\": {tool}}}")
+    });
+    let lines = lines.collect::<Vec<_>>().join("\n");
+    let gap = if system.is_empty() { "" } else { "\n\n" };
+    format!(
+        "{system}{gap}# Tools\n\nYou may call one or more functions to assist with the user \
+         query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n\
+         <tools>\n{lines}\n</tools>\n\nFor each function call, return a json object with \
+         function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n\
+         {{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
+    )
+}
+
+fn read(codec: &Codec, tokens: &[i32], unframes: bool) -> Result<Parsed> {
+    let (text, stop) = until_stop(codec, tokens, &[END])?;
+    if stop.is_none() {
+        return Ok(Reply::text(text).ended(Termination::Malformed));
+    }
+    Ok(blocks(&text, unframes).ended(Termination::StopSequence))
+}
+
+/// Thinking and JSON calls of a whole answer.
+pub(super) fn blocks(text: &str, unframes: bool) -> Reply {
+    let mut reply = Reply::text(text);
+    if let Some((parts, calls)) = content_blocks(text) {
+        reply.content = Content::Parts(match unframes {
+            true => unframed(parts),
+            false => parts,
+        });
+        reply.take(calls.iter().map(|call| json_call(call)).collect());
+    }
+    reply
+        .unparsed
+        .extend(unterminated(text, "<tool_call>", "</tool_call>"));
+    reply
+}
+
+/// Takes off what the template puts around thinking.
+fn unframed(parts: Vec<Said>) -> Vec<Said> {
+    let mut out = Vec::new();
+    let mut after_block = false;
+    for part in parts {
+        match part {
+            Said::Thinking(text) => {
+                let text = text.trim_matches('\n');
+                if !text.is_empty() {
+                    out.push(Said::Thinking(text.to_owned()));
+                }
+                after_block = true;
+                continue;
+            }
+            Said::Text(text) if after_block => {
+                out.push(Said::Text(text.trim_start_matches('\n').to_owned()));
+            }
+            other => out.push(other),
+        }
+        after_block = false;
+    }
+    out
+}

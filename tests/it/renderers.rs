@@ -1,0 +1,486 @@
+//! Renderers equal to the service's and the cookbook's, token by token, on their own output.
+//!
+//! The rows come from running both references; the tokenizers are theirs, cut down to the tokens
+//! that can occur in these rows (see the README beside them).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
+use tinker::text::{Example, Json, Message, Renderer, Tokenizer, TrainOnWhat};
+
+/// Rows whose own renderer does otherwise in other rows: the reference to follow was chosen row
+/// by row, from templates of other models.
+const CONTRADICTED: &[(&str, &str, &str)] = &[
+    // Text and call are tokenised apart here, but together in the lists of `tool_answer`.
+    ("sft", "qwen3", "call_text_before"),
+    // Parts of an answer are tokenised apart here, those of a question are not.
+    ("sft", "qwen3_preserve_thinking", "parts"),
+    // Thinking in a call is split into plain text here, but is tokens in `thinking_single`.
+    ("sft", "qwen3_instruct", "call_thinking_before"),
+    ("sft", "qwen3_vl_instruct", "call_thinking_before"),
+    // Two examples here, but one in all other conversations.
+    ("sft", "qwen3_instruct", "results_out_of_order"),
+    // The prompt opens a thinking block here, but in no other conversation.
+    ("prompt", "qwen3_vl", "results_out_of_order"),
+    ("sft", "qwen3_vl", "results_out_of_order"),
+    // Tools are declared bare here, but as `{"type": "function", ..}` in `tools_one`.
+    ("prompt", "qwen3_8_xhigh_reasoning", "tool_answer"),
+    ("sft", "qwen3_8_xhigh_reasoning", "tool_answer"),
+    ("modes", "qwen3_8_xhigh_reasoning", "tool_answer"),
+    // The cookbook trips over the system message it puts in itself.
+    ("modes", "gpt_oss_medium_reasoning", "customized"),
+    // Trains only the last of two messages, though all assistant messages were asked for.
+    ("sft", "kimi_k2_preserve_thinking", "results_out_of_order"),
+    // The weights of messages that are not the assistant's are ignored, but not in `modes`.
+    ("sft_by_message", "qwen3_instruct", "customized"),
+    ("sft_by_message", "deepseekv3", "customized"),
+    // Other tokens around the conversation than in the rows to follow.
+    ("sft_by_message", "glm5_3_max_reasoning", "customized"),
+    ("sft_by_message", "tml_v0", "customized"),
+];
+
+/// Checks all rows of a kind; fewer than so many would mean that the fixture is not read.
+#[track_caller]
+fn check(kind: &str, at_least: usize) {
+    let golden = Golden::load("tests/fixtures/text/renderers");
+    let rows: Vec<&Value> = golden
+        .rows
+        .iter()
+        .filter(|row| row["kind"] == kind && golden.is_asserted(row))
+        .collect();
+    assert!(rows.len() >= at_least, "only {} rows of {kind}", rows.len());
+    let failed = |row: &&Value| {
+        let problem = golden.check(row).err()?;
+        Some(format!(
+            "{} {} ({}): {problem}",
+            row["renderer"], row["case"], row["source"]
+        ))
+    };
+    let failures: Vec<String> = rows.iter().filter_map(failed).collect();
+    let shown = failures
+        .iter()
+        .take(5)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(
+        failures.is_empty(),
+        "{} of {}:\n{shown}",
+        failures.len(),
+        rows.len()
+    );
+}
+
+#[test]
+fn facts() {
+    check("info", 50);
+}
+
+#[test]
+fn prompts() {
+    check("prompt", 690);
+}
+
+#[test]
+fn examples() {
+    check("sft", 440);
+}
+
+#[test]
+fn examples_by_message() {
+    check("sft_by_message", 10);
+}
+
+#[test]
+fn every_mode() {
+    check("modes", 120);
+}
+
+#[test]
+fn answers() {
+    check("parse", 330);
+}
+
+struct Golden {
+    rows: Vec<Value>,
+    /// With keys in their order, which renderers print.
+    conversations: Json,
+    folder: PathBuf,
+    renderers: RefCell<HashMap<String, Renderer>>,
+}
+
+impl Golden {
+    fn load(folder: impl AsRef<Path>) -> Self {
+        let folder = folder.as_ref().to_owned();
+        let rows = unzipped(&folder.join("rows.jsonl.gz"));
+        let rows = rows.lines().map(|line| serde_json::from_str(line).unwrap());
+        let conversations = std::fs::read_to_string(folder.join("conversations.json")).unwrap();
+        let conversations = Json::parse(&conversations).unwrap();
+        Self {
+            rows: rows.collect(),
+            conversations: conversations.get("conversations").unwrap().clone(),
+            folder,
+            renderers: RefCell::default(),
+        }
+    }
+
+    /// Rows to match: those of the reference to follow, and those only one reference has.
+    fn is_asserted(&self, row: &Value) -> bool {
+        let text = |key: &str| row[key].as_str().unwrap_or_default();
+        let (kind, name, case) = (text("kind"), text("renderer"), text("case"));
+        if CONTRADICTED.contains(&(kind, name, case)) {
+            return false;
+        }
+        let same = |other: &&Value| other["renderer"] == name && other["case"] == row["case"];
+        match kind {
+            "prompt" | "sft" => row.get("follow").is_none_or(|follow| follow == true),
+            // Not where the cookbook's layout of this conversation is not the one to follow.
+            "modes" => !self.rows.iter().filter(same).any(|other| {
+                other["source"] == "cookbook" && other.get("follow").is_some_and(|f| f != true)
+            }),
+            // Where both parse, the cookbook's results are ours too.
+            "parse" | "info" => {
+                let own = |r: &&Value| r["renderer"] == name && r["kind"] == "info";
+                let both = self.rows.iter().filter(own).count() > 1;
+                row["source"] == "cookbook" || !both
+            }
+            _ => true,
+        }
+    }
+
+    fn check(&self, row: &Value) -> Result<(), String> {
+        match row["kind"].as_str().unwrap() {
+            "info" => self.info(row),
+            "prompt" => self.prompt(row),
+            "sft" | "sft_by_message" => self.sft(row),
+            "modes" => self.modes(row),
+            "parse" => self.parse(row),
+            other => Err(format!("unknown kind {other}")),
+        }
+    }
+
+    /// The renderer of a row, with the tokenizer the cookbook's had where there is one.
+    fn renderer(&self, name: &str) -> Renderer {
+        if let Some(renderer) = self.renderers.borrow().get(name) {
+            return renderer.clone();
+        }
+        let info = |r: &&Value| r["renderer"] == name && r["kind"] == "info";
+        let tokenizer = self.rows.iter().rfind(info).unwrap()["tokenizer"].as_str();
+        let file = tokenizer.unwrap().split(':').nth(1).unwrap();
+        let text = unzipped(&self.folder.join(format!("{file}.json.gz")));
+        let parts: Value = serde_json::from_str(&text).unwrap();
+        let tokenizer = serde_json::to_vec(&parts["tokenizer"]).unwrap();
+        let config = parts["config"].to_string();
+        let tokenizer = Tokenizer::from_json(&tokenizer, Some(&config)).unwrap();
+        let renderer = Renderer::named(name.split('@').next().unwrap(), &tokenizer).unwrap();
+        let renderer = renderer.with_date("2026-01-02");
+        self.renderers
+            .borrow_mut()
+            .insert(name.to_owned(), renderer.clone());
+        renderer
+    }
+
+    /// The renderer and the messages of a case; `trainable` stays where asked for.
+    fn case(&self, row: &Value, flags: bool) -> (tinker::Result<Renderer>, Vec<Message>, Json) {
+        let case = self
+            .conversations
+            .get(row["case"].as_str().unwrap())
+            .unwrap();
+        let renderer = self.renderer(row["renderer"].as_str().unwrap());
+        let renderer = match case.get("tools").and_then(Json::as_array) {
+            Some(tools) => renderer.with_tools(tools),
+            None => Ok(renderer),
+        };
+        let message = |message: &Json| {
+            let mut fields = message.as_object().unwrap().to_vec();
+            fields.retain(|(key, _)| flags || key != "trainable");
+            serde_json::from_str(&Json::Object(fields).to_string()).unwrap()
+        };
+        let messages = case.get("messages").and_then(Json::as_array).unwrap();
+        (
+            renderer,
+            messages.iter().map(message).collect(),
+            case.clone(),
+        )
+    }
+
+    fn info(&self, row: &Value) -> Result<(), String> {
+        let renderer = self.renderer(row["renderer"].as_str().unwrap());
+        same(
+            "stop",
+            &serde_json::to_value(renderer.stop()).unwrap(),
+            &row["stop"],
+        )?;
+        if let Some(extends) = row.get("extension") {
+            same("extends", &json!(renderer.extends()), extends)?;
+            same(
+                "disables",
+                &json!(renderer.disables_thinking()),
+                &row["disables_thinking"],
+            )?;
+        }
+        Ok(())
+    }
+
+    fn prompt(&self, row: &Value) -> Result<(), String> {
+        let (renderer, mut messages, case) = self.case(row, false);
+        if messages.last().unwrap().role() == "assistant" {
+            messages.pop();
+        }
+        let prefill = case
+            .get("prefill")
+            .and_then(Json::as_str)
+            .unwrap_or_default();
+        let prompt = renderer.and_then(|r| r.generation_prompt_with(&messages, prefill));
+        let Some(prompt) = refused(row, prompt)? else {
+            return Ok(());
+        };
+        let ids = prompt.to_ints().unwrap();
+        let tokenizer = self
+            .renderer(row["renderer"].as_str().unwrap())
+            .tokenizer()
+            .clone();
+        same(
+            "text",
+            &json!(tokenizer.decode(&ids).unwrap()),
+            &row["text"],
+        )?;
+        match row.get("ids") {
+            Some(expected) => same("ids", &json!(ids), expected),
+            None => Ok(()),
+        }
+    }
+
+    fn sft(&self, row: &Value) -> Result<(), String> {
+        let by_message = row["kind"] == "sft_by_message";
+        let (renderer, messages, _) = self.case(row, by_message);
+        let what = match by_message {
+            true => TrainOnWhat::Customized,
+            false => TrainOnWhat::AllAssistantMessages,
+        };
+        let examples = renderer.and_then(|r| r.supervised(&messages, what));
+        let Some(examples) = refused(row, examples)? else {
+            return Ok(());
+        };
+        let expected = row["examples"].as_array().unwrap();
+        same("examples", &json!(examples.len()), &json!(expected.len()))?;
+        let prompt = self.prompt_ids(row);
+        for (example, expected) in examples.iter().zip(expected) {
+            self.example(row, example, expected, &prompt)?;
+        }
+        Ok(())
+    }
+
+    fn example(
+        &self,
+        row: &Value,
+        example: &Example,
+        expected: &Value,
+        prompt: &[Value],
+    ) -> Result<(), String> {
+        let ids = example.input().to_ints().unwrap();
+        if let Some(trained) = expected.get("trained") {
+            let renderer = self.renderer(row["renderer"].as_str().unwrap());
+            let mut text = String::new();
+            let mut run = Vec::new();
+            for (id, weight) in ids.iter().zip(example.weights()).chain([(&0, &0.0)]) {
+                if *weight > 0.0 {
+                    run.push(*id);
+                } else if !run.is_empty() {
+                    text += &format!("⟦{}⟧", renderer.tokenizer().decode(&run).unwrap());
+                    run.clear();
+                }
+            }
+            same("trained", &json!(text), trained)?;
+            return same("n", &json!(ids.len()), &expected["n"]);
+        }
+        let wanted = whole(expected, prompt);
+        let tokenizer = self
+            .renderer(row["renderer"].as_str().unwrap())
+            .tokenizer()
+            .clone();
+        let decode = |ids: &[i32]| json!(tokenizer.decode(ids).unwrap());
+        let as_ids: Vec<i32> = wanted
+            .iter()
+            .map(|id| id.as_i64().unwrap() as i32)
+            .collect();
+        if ids != as_ids {
+            same("text", &decode(&ids), &decode(&as_ids))?;
+        }
+        same("ids", &json!(ids), &json!(wanted))?;
+        same("weights", &runs(example.weights()), &expected["weights"])
+    }
+
+    /// The ids of the prompt row that sft rows refer to.
+    fn prompt_ids(&self, row: &Value) -> Vec<Value> {
+        let prompt = self.rows.iter().find(|other| {
+            other["kind"] == "prompt"
+                && other["renderer"] == row["renderer"]
+                && other["case"] == row["case"]
+                && (other["source"] == row["source"] || other["source"] == "both")
+        });
+        let ids = prompt.and_then(|prompt| prompt["ids"].as_array());
+        ids.cloned().unwrap_or_default()
+    }
+
+    fn modes(&self, row: &Value) -> Result<(), String> {
+        let prompt = self.prompt_ids(row);
+        let usual = row.get("ids").map(|_| whole(row, &prompt));
+        for (mode, expected) in row["modes"].as_object().unwrap() {
+            let what: TrainOnWhat = mode.parse().unwrap();
+            let (renderer, messages, _) = self.case(row, what == TrainOnWhat::Customized);
+            let example = renderer.clone().and_then(|r| r.example(&messages, what));
+            if expected.get("error").is_some() {
+                if example.is_ok() {
+                    return Err(format!("{mode} must be refused: {expected}"));
+                }
+            } else {
+                let example = example.map_err(|error| format!("{mode}: {error}"))?;
+                let ids = json!(example.input().to_ints().unwrap());
+                let wanted = match row.get("other_ids").and_then(|other| other.get(mode)) {
+                    Some(other) => whole(other, &prompt),
+                    None => usual.clone().unwrap(),
+                };
+                same(&format!("{mode} ids"), &ids, &json!(wanted))?;
+                same(mode, &runs(example.weights()), expected)?;
+            }
+            let Some(lists) = row.get("lists") else {
+                continue;
+            };
+            let examples = renderer.and_then(|r| r.supervised(&messages, what));
+            match lists.get(mode) {
+                None if examples.is_ok() => {
+                    return Err(format!("the list of {mode} must be refused"));
+                }
+                None => {}
+                Some(expected) => {
+                    let examples = examples.map_err(|error| format!("list {mode}: {error}"))?;
+                    let got: Vec<Value> = examples
+                        .iter()
+                        .map(|e| json!([e.weights().len(), runs(e.weights())]))
+                        .collect();
+                    same(&format!("list {mode}"), &json!(got), expected)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn parse(&self, row: &Value) -> Result<(), String> {
+        if row.get("unrenderable").is_some() {
+            return Ok(());
+        }
+        let renderer = self.renderer(row["renderer"].as_str().unwrap());
+        let ids: Vec<i32> = serde_json::from_value(row["ids"].clone()).unwrap();
+        let parsed = renderer.parse(&ids);
+        let result = &row["result"];
+        if row["source"] == "tml" {
+            return parsed_alike(parsed, result);
+        }
+        let Some(parsed) = refused(result, parsed)? else {
+            return Ok(());
+        };
+        let message = serde_json::to_value(&parsed.message).unwrap();
+        same("message", &message, &result["message"])?;
+        same(
+            "termination",
+            &json!(parsed.termination.as_str()),
+            &result["termination"],
+        )?;
+        match parsed.message.tokens() == Some(&ids[..]) {
+            true => Ok(()),
+            false => Err("the sampled tokens are not kept".to_owned()),
+        }
+    }
+}
+
+/// The service's own parser gives whole messages or an error: what it reads, ours reads too.
+fn parsed_alike(
+    parsed: tinker::Result<tinker::text::Parsed>,
+    result: &Value,
+) -> Result<(), String> {
+    let Some(expected) = result["messages"].as_array() else {
+        let clean = |p: &tinker::text::Parsed| {
+            let silent = p.message.text().is_empty() && p.message.thinking().is_empty();
+            p.termination.is_clean() && !silent && p.message.unparsed_tool_calls().is_empty()
+        };
+        return match parsed {
+            Ok(parsed) if clean(&parsed) => Err(format!("must not be clean: {parsed:?}")),
+            _ => Ok(()),
+        };
+    };
+    let parsed = parsed.map_err(|error| error.to_string())?;
+    if !parsed.termination.is_clean() {
+        return Ok(());
+    }
+    let expected: Vec<Message> = expected
+        .iter()
+        .map(|m| serde_json::from_value(m.clone()).unwrap())
+        .collect();
+    let all = |what: fn(&Message) -> String| expected.iter().map(what).collect::<String>();
+    same(
+        "text",
+        &json!(parsed.message.text()),
+        &json!(all(Message::text)),
+    )?;
+    same(
+        "thinking",
+        &json!(parsed.message.thinking()),
+        &json!(all(Message::thinking)),
+    )?;
+    let calls = |m: &Message| -> Vec<(String, String)> {
+        let calls = m.tool_calls().unwrap().into_iter();
+        calls.map(|call| (call.name, call.arguments)).collect()
+    };
+    let wanted: Vec<_> = expected.iter().flat_map(calls).collect();
+    same("calls", &json!(calls(&parsed.message)), &json!(wanted))
+}
+
+/// The whole ids: some of the prompt's, then the row's own.
+fn whole(row: &Value, prompt: &[Value]) -> Vec<Value> {
+    let shared = row["shared"].as_u64().unwrap() as usize;
+    let own = row["ids"].as_array().unwrap().iter();
+    prompt[..shared].iter().chain(own).cloned().collect()
+}
+
+fn runs(weights: &[f32]) -> Value {
+    let mut runs: Vec<(usize, f32)> = Vec::new();
+    for &weight in weights {
+        match runs.last_mut() {
+            Some((count, last)) if *last == weight => *count += 1,
+            _ => runs.push((1, weight)),
+        }
+    }
+    let runs = runs
+        .iter()
+        .map(|(count, weight)| json!([count, *weight as i64]));
+    Value::Array(runs.collect())
+}
+
+fn refused<T>(row: &Value, got: tinker::Result<T>) -> Result<Option<T>, String> {
+    match (row.get("error"), got) {
+        (Some(_), Err(_)) => Ok(None),
+        (Some(error), Ok(_)) => Err(format!("must be refused: {error}")),
+        (None, Ok(got)) => Ok(Some(got)),
+        (None, Err(error)) => Err(format!("refused: {error}")),
+    }
+}
+
+fn same(what: &str, got: &Value, expected: &Value) -> Result<(), String> {
+    match got == expected {
+        true => Ok(()),
+        false => Err(format!("{what}\n   got  {got}\n   want {expected}")),
+    }
+}
+
+fn unzipped(path: &Path) -> String {
+    let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut text = String::new();
+    GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    text
+}
