@@ -19,9 +19,9 @@ mod scope;
 mod service;
 mod stream;
 mod training;
-#[cfg(feature = "archive")]
-mod unpack;
 
+#[cfg(feature = "archive")]
+pub use crate::runtime::calls::unpack::unpack;
 pub use crate::runtime::sampling::SamplingProgress;
 pub use crate::runtime::training::{Attachable, ChunkOutput};
 pub use crate::wire::sse::Event;
@@ -35,8 +35,6 @@ pub use sampling::{LogprobsRequest, SamplerSource, SamplingClient};
 pub use service::{ServiceClient, TrainingOptions};
 pub use stream::{Events, RawStream};
 pub use training::{ChunkOutputs, Export, Load, Save, TrainStep, TrainingClient};
-#[cfg(feature = "archive")]
-pub use unpack::unpack;
 
 /// Clients go from thread to thread and are shared by them.
 const _: () = {

@@ -15,7 +15,7 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::context::Context;
 use crate::failure::Exit;
@@ -58,6 +58,24 @@ enum Command {
     Session(commands::session::Session),
     /// Print the version.
     Version,
+    /// Sample from a model or from sampler weights: one prompt, or a file of them.
+    Sample(commands::sample::Sample),
+    /// Talk with a model or with sampler weights.
+    Chat(commands::chat::Chat),
+    /// Put the same prompts to two models.
+    Compare(commands::compare::Compare),
+    /// Measure the perplexity of a text file.
+    Score(commands::score::Score),
+    /// Show how likely each token of a text is.
+    Logprobs(commands::score::Logprobs),
+    /// Turn text into tokens, or tokens into text.
+    Tokenize(commands::tokenize::Tokenize),
+    /// Check credentials, network, clock and the server, with a remedy for what is wrong.
+    Doctor(commands::doctor::Doctor),
+    /// Print completions for a shell.
+    Completions(commands::help::Completions),
+    /// Print the manual page, or write all of them.
+    Man(commands::help::Man),
     /// Serve the embedded engine over HTTP.
     #[cfg(feature = "local")]
     Serve(commands::serve::Serve),
@@ -84,6 +102,15 @@ impl Command {
             Self::Version => context
                 .out
                 .line(&format!("tinker {}", env!("CARGO_PKG_VERSION"))),
+            Self::Sample(command) => command.run(context),
+            Self::Chat(command) => command.run(context),
+            Self::Compare(command) => command.run(context),
+            Self::Score(command) => command.run(context),
+            Self::Logprobs(command) => command.run(context),
+            Self::Tokenize(command) => command.run(context),
+            Self::Doctor(command) => command.run(context),
+            Self::Completions(command) => command.run(context, Cli::command()),
+            Self::Man(command) => command.run(context, Cli::command()),
             #[cfg(feature = "local")]
             Self::Serve(serve) => commands::serve::run(&serve),
         }

@@ -166,7 +166,8 @@ fn fit(columns: &[String], rows: &[Vec<String>], room: Option<usize>) -> Vec<usi
     let cells = |index: usize| rows.iter().filter_map(move |row| row.get(index));
     let mut widths: Vec<usize> = (0..columns.len())
         .map(|index| {
-            let widest = cells(index).map(|cell| measure_text_width(cell)).max();
+            let lines = cells(index).flat_map(|cell| cell.lines());
+            let widest = lines.map(measure_text_width).max();
             widest.unwrap_or(0).max(measure_text_width(&columns[index]))
         })
         .collect();

@@ -61,6 +61,16 @@ pub(crate) fn count(number: u64, noun: &str) -> String {
     }
 }
 
+/// A number that may be large: `1.2k`, `3.4M`.
+pub(crate) fn short(number: f64) -> String {
+    match number.abs() {
+        size if size >= 1e9 => format!("{:.1}G", number / 1e9),
+        size if size >= 1e6 => format!("{:.1}M", number / 1e6),
+        size if size >= 1e4 => format!("{:.1}k", number / 1e3),
+        _ => format!("{number:.0}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::{RestClient, checkpoint_request};
-use crate::error::{Context, Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::runtime::calls::download;
 use crate::runtime::calls::files::{self, Links, Plan};
 use crate::runtime::calls::part::cannot;
+use crate::runtime::calls::stage::inside;
 use crate::types::{CheckpointRef, ExternalWeightsUrls};
 use crate::wire::reply::decode_json;
 use crate::wire::route;
@@ -113,47 +116,5 @@ impl RestClient {
         let url = self.export_session_trace(session_id)?;
         let link = self.service.link()?;
         download::to_file(&link, &url, file.as_ref())
-    }
-}
-
-/// The place of a listed file below a folder. The names come from the service; none may lead
-/// elsewhere, on any operating system.
-pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
-    let mut components = Path::new(name).components().peekable();
-    let is_plain = components.peek().is_some()
-        && components.all(|part| matches!(part, Component::Normal(_)))
-        && !name.contains(['\\', ':', '\0']);
-    match is_plain {
-        true => Ok(folder.join(name)),
-        false => Err(Error::Reply(Context::new(format!(
-            "the service names a file outside the folder: {name:?}"
-        )))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_stay_in_the_folder() {
-        let folder = Path::new("to");
-        for (name, expected) in [
-            ("a.json", Some("to/a.json")),
-            ("a/b/c.bin", Some("to/a/b/c.bin")),
-            ("", None),
-            (".", None),
-            ("..", None),
-            ("../a", None),
-            ("a/../../b", None),
-            ("/etc/passwd", None),
-            ("..\\a", None),
-            ("C:\\a", None),
-            ("C:a", None),
-            ("a\0b", None),
-        ] {
-            let found = inside(folder, name).ok();
-            assert_eq!(found, expected.map(PathBuf::from), "{name:?}");
-        }
     }
 }

@@ -6,6 +6,9 @@ mod link;
 mod metrics;
 pub(crate) mod part;
 mod retry;
+pub(crate) mod stage;
+#[cfg(feature = "archive")]
+pub(crate) mod unpack;
 
 pub(crate) use crate::transport::{Body, Head, Part, Request, Response, Source};
 

@@ -3,6 +3,9 @@
 mod bad_input;
 mod drop_in;
 mod golden;
+mod sampling;
+#[cfg(unix)]
+mod terminal;
 
 use std::ffi::OsStr;
 use std::path::Path;

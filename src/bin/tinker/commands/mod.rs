@@ -2,10 +2,19 @@
 
 pub(crate) mod auth;
 pub(crate) mod billing;
+pub(crate) mod chat;
 pub(crate) mod checkpoint;
+pub(crate) mod compare;
+pub(crate) mod doctor;
+pub(crate) mod help;
 pub(crate) mod model;
+pub(crate) mod prompts;
 pub(crate) mod records;
 pub(crate) mod run;
+pub(crate) mod sample;
+pub(crate) mod sampler;
+pub(crate) mod score;
 #[cfg(feature = "local")]
 pub(crate) mod serve;
 pub(crate) mod session;
+pub(crate) mod tokenize;

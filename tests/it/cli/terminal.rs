@@ -1,0 +1,218 @@
+//! What is drawn on a real terminal, and what Ctrl-C does.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::json;
+use tinker::local::LocalServer;
+
+use super::Desk;
+use crate::support::scripted::{Gate, Reply, Server};
+
+/// A command on a terminal of its own.
+struct Screen {
+    child: Child,
+    keyboard: File,
+    output: File,
+    seen: String,
+}
+
+impl Screen {
+    fn start(desk: &Desk, args: &[&str], columns: u16) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let size = Winsize {
+            ws_row: 24,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&master, size).unwrap();
+        let open = || {
+            let path = name.to_str().unwrap();
+            File::options().read(true).write(true).open(path).unwrap()
+        };
+        let child = desk
+            .command(args)
+            .env("TERM", "xterm-256color")
+            .stdin(open())
+            .stdout(open())
+            .stderr(open())
+            .spawn()
+            .unwrap();
+        let master: OwnedFd = master;
+        let output = File::from(master);
+        Self {
+            child,
+            keyboard: output.try_clone().unwrap(),
+            output,
+            seen: String::new(),
+        }
+    }
+
+    /// Reads until this has been drawn.
+    #[track_caller]
+    fn wait_for(&mut self, words: &str) {
+        while !self.seen.contains(words) {
+            assert!(self.read(), "{words:?} never came: {:?}", self.seen);
+        }
+    }
+
+    /// Whether there was more.
+    fn read(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        // A terminal whose programs have ended gives an error in place of an end.
+        match self.output.read(&mut buffer) {
+            Ok(0) | Err(_) => false,
+            Ok(count) => {
+                self.seen
+                    .push_str(&String::from_utf8_lossy(&buffer[..count]));
+                true
+            }
+        }
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+    }
+
+    /// Everything drawn, and the code it ended with.
+    fn end(mut self) -> (String, Option<i32>) {
+        while self.read() {}
+        (self.seen, self.child.wait().unwrap().code())
+    }
+}
+
+fn listing(server: &Server) {
+    let run = json!({"training_run_id": "0123456789-0123456789:train:0", "base_model":
+        "Some/Model-With-A-Rather-Long-Name-8B", "model_owner": "me", "is_lora": true,
+        "last_request_time": "2025-01-02T03:04:05Z"});
+    let cursor = json!({"offset": 0, "limit": 20, "total_count": 1});
+    let page = json!({"training_runs": [run], "cursor": cursor});
+    server.always("POST", "client/config", Reply::json(&json!({})));
+    server.always("GET", "training_runs", Reply::json(&page));
+}
+
+#[test]
+fn tables_fit_the_terminal() {
+    let server = Server::start();
+    listing(&server);
+    let desk = Desk::at(&server.url());
+    for columns in [60, 80, 200] {
+        let (drawn, exit) = Screen::start(&desk, &["run", "list"], columns).end();
+        assert_eq!(exit, Some(0));
+        assert!(drawn.contains("\u{1b}[1m"), "headings are bold: {drawn:?}");
+        for line in drawn.lines() {
+            let plain = line.replace("\u{1b}[1m", "").replace("\u{1b}[0m", "");
+            let width = plain.trim_end_matches('\r').chars().count();
+            assert!(width <= usize::from(columns), "{columns}: {line:?}");
+        }
+        // Every letter is there, wherever the lines break.
+        let letters: String = drawn.split_whitespace().collect();
+        assert!(letters.contains("0123456789-"), "{drawn}");
+    }
+    let plain = desk.with("NO_COLOR", "1");
+    let (drawn, _) = Screen::start(&plain, &["run", "list"], 80).end();
+    assert!(!drawn.contains('\u{1b}'), "{drawn:?}");
+}
+
+#[test]
+fn a_key_is_not_shown_while_it_is_typed() {
+    let server = LocalServer::builder()
+        .api_key("tml-secret")
+        .start()
+        .unwrap();
+    let desk = Desk::bare().with("TINKER_BASE_URL", &server.base_url());
+    let mut screen = Screen::start(&desk, &["auth", "login"], 80);
+    screen.wait_for("Paste your API key: ");
+    screen.type_in("tml-secret\n");
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    assert!(
+        drawn.contains("Logged in as") && !drawn.contains("tml-secret"),
+        "{drawn}"
+    );
+
+    let desk = Desk::bare().with("TINKER_BASE_URL", &server.base_url());
+    let mut screen = Screen::start(&desk, &["auth", "login"], 80);
+    screen.wait_for("Paste your API key: ");
+    screen.interrupt();
+    assert_eq!(screen.end().1, Some(130));
+}
+
+#[test]
+fn ctrl_c_during_a_download_leaves_no_half_file() {
+    let server = Server::start();
+    server.always("POST", "client/config", Reply::json(&json!({})));
+    let url = format!("{}/dl/a", server.url());
+    let links = json!({"urls": {"a.bin": url}, "expires": "2099-01-01T00:00:00Z"});
+    let route = "training_runs/R/checkpoints/external_weights/a/external_weights_urls";
+    server.always("GET", route, Reply::json(&links));
+    let gate = Gate::new();
+    let reply = Reply::bytes("application/octet-stream", vec![0; 4 << 20]);
+    let half = reply.wire_len() / 2;
+    server.always("GET", "/dl/a", reply.stall_at(half, &gate));
+    let desk = Desk::at(&server.url());
+    let args = ["checkpoint", "download", "tinker://R/external_weights/a"];
+    let mut screen = Screen::start(&desk, &args, 100);
+    gate.wait_for(1);
+    screen.wait_for("2.00 MiB/4.00 MiB");
+    screen.interrupt();
+    let (drawn, exit) = screen.end();
+    gate.open();
+    assert_eq!(exit, Some(130), "{drawn}");
+    let left: Vec<_> = std::fs::read_dir(desk.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(left, ["home"]);
+}
+
+#[test]
+fn a_conversation_is_held() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let args = [
+        "chat",
+        "tinker-local/tiny",
+        "--max-tokens",
+        "4",
+        "--temperature",
+        "0",
+    ];
+    let mut screen = Screen::start(&desk, &args, 80);
+    screen.wait_for("> ");
+    for (line, answer) in [
+        ("/help", "/compare [MODEL]"),
+        ("/nosuch", "no such command: /nosuch"),
+        ("/set temperature -1", "temperature"),
+        ("/set", "max_tokens 4"),
+        ("/probs", "probabilities on"),
+        ("Hi", " %"),
+        ("/save talk.jsonl", "saved to talk.jsonl"),
+    ] {
+        screen.type_in(&format!("{line}\n"));
+        screen.wait_for(answer);
+    }
+    screen.type_in("/quit\n");
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    let saved = std::fs::read_to_string(desk.path().join("talk.jsonl")).unwrap();
+    let saved: serde_json::Value = serde_json::from_str(&saved).unwrap();
+    assert_eq!(
+        saved["messages"][0],
+        json!({"role": "user", "content": "Hi"})
+    );
+    assert_eq!(saved["messages"][1]["role"], "assistant");
+}
