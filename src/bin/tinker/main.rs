@@ -70,6 +70,17 @@ enum Command {
     Logprobs(commands::score::Logprobs),
     /// Turn text into tokens, or tokens into text.
     Tokenize(commands::tokenize::Tokenize),
+    /// Look at conversations as a model sees them: view, check, render, parse.
+    #[command(subcommand)]
+    Data(commands::data::Data),
+    /// Train: fine-tuning, preferences, reinforcement, distillation.
+    #[command(subcommand)]
+    Train(commands::train::Train),
+    /// Look at run folders on this machine.
+    #[command(subcommand)]
+    Runs(commands::runs::Runs),
+    /// Count tokens and money, before a run or of one.
+    Cost(commands::cost::Cost),
     /// Check credentials, network, clock and the server, with a remedy for what is wrong.
     Doctor(commands::doctor::Doctor),
     /// Print completions for a shell.
@@ -108,6 +119,10 @@ impl Command {
             Self::Score(command) => command.run(context),
             Self::Logprobs(command) => command.run(context),
             Self::Tokenize(command) => command.run(context),
+            Self::Data(command) => command.run(context),
+            Self::Train(command) => command.run(context),
+            Self::Runs(command) => command.run(context),
+            Self::Cost(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context, Cli::command()),
             Self::Man(command) => command.run(context, Cli::command()),

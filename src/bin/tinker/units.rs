@@ -61,6 +61,17 @@ pub(crate) fn count(number: u64, noun: &str) -> String {
     }
 }
 
+/// A duration in its two largest units: `1h 02m`, `3m 04s`, `5s`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let total = seconds.max(0.0).round() as u64;
+    let (hours, minutes, seconds) = (total / 3_600, total / 60 % 60, total % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m {seconds:02}s"),
+        _ => format!("{hours}h {minutes:02}m"),
+    }
+}
+
 /// A number that may be large: `1.2k`, `3.4M`.
 pub(crate) fn short(number: f64) -> String {
     match number.abs() {
@@ -102,5 +113,15 @@ mod tests {
             .map(|c| if c == '-' { c } else { '#' })
             .collect();
         assert_eq!(form, "####-##-##");
+    }
+
+    #[test]
+    fn durations_and_numbers_are_short() {
+        for (seconds, text) in [(5.4, "5s"), (64.0, "1m 04s"), (3_725.0, "1h 02m")] {
+            assert_eq!(duration(seconds), text);
+        }
+        for (number, text) in [(999.0, "999"), (12_345.0, "12.3k"), (3.45e6, "3.5M")] {
+            assert_eq!(short(number), text);
+        }
     }
 }

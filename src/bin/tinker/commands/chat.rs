@@ -11,7 +11,7 @@ use tinker::client::RawCall;
 use tinker::text::Message;
 use tinker::types::{ModelInput, SampledSequence};
 
-use super::sampler::{Params, Voice, connect, show_token};
+use super::sampler::{Params, Voice, connect};
 use crate::context::Context;
 use crate::terminal;
 
@@ -319,7 +319,7 @@ fn probabilities(
 ) -> anyhow::Result<()> {
     let percent = |logprob: f32| format!("{:5.1} %", f64::from(logprob).exp() * 100.0);
     let show =
-        |token: i32| Ok::<_, anyhow::Error>(format!("{:?}", show_token(&voice.tokenizer, token)?));
+        |token: i32| Ok::<_, anyhow::Error>(format!("{:?}", voice.tokenizer.decode(&[token])?));
     for (index, token) in sequence.tokens.iter().enumerate() {
         let own = sequence.logprobs.as_ref().and_then(|all| all.get(index));
         let mut line = format!(

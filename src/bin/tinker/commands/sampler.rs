@@ -88,7 +88,7 @@ impl Voice {
 
     /// The text of sampled tokens, without the token that ended them.
     pub(crate) fn decode(&self, tokens: &[i32]) -> anyhow::Result<String> {
-        Ok(self.tokenizer.decode(tokens)?)
+        Ok(self.tokenizer.decode_plain(tokens)?)
     }
 }
 
@@ -102,14 +102,6 @@ pub(crate) fn open_tokenizer(place: &str) -> anyhow::Result<Tokenizer> {
     match std::path::Path::new(place).exists() {
         true => Ok(Tokenizer::open(place)?),
         false => Ok(Tokenizer::for_model(place)?),
-    }
-}
-
-/// One token as text; special ones, which decode to nothing, by their names.
-pub(crate) fn show_token(tokenizer: &Tokenizer, id: i32) -> anyhow::Result<String> {
-    match tokenizer.decode_plain(&[id])? {
-        text if text.is_empty() => Ok(tokenizer.token(id).unwrap_or_default()),
-        text => Ok(text),
     }
 }
 

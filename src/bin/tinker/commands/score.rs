@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use tinker::types::ModelInput;
 
-use super::sampler::{Voice, connect, show_token};
+use super::sampler::{Voice, connect};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::Table;
@@ -47,7 +47,7 @@ impl Logprobs {
             .map(|(id, logprob)| {
                 Ok(Scored {
                     id: *id,
-                    token: show_token(&voice.tokenizer, *id)?,
+                    token: voice.tokenizer.decode(&[*id])?,
                     logprob,
                 })
             })

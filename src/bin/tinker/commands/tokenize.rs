@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tinker::text::Tokenizer;
 
-use super::sampler::{open_tokenizer, show_token};
+use super::sampler::open_tokenizer;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::Table;
@@ -62,11 +62,11 @@ impl Tokenize {
             };
         }
         if self.decode && !context.is_json() {
-            return context.out.line(&tokenizer.decode_plain(&ids)?);
+            return context.out.line(&tokenizer.decode(&ids)?);
         }
         let tokens = ids
             .iter()
-            .map(|id| show_token(&tokenizer, *id))
+            .map(|id| Ok(tokenizer.decode(&[*id])?))
             .collect::<anyhow::Result<Vec<String>>>()?;
         if context.is_json() {
             let count = ids.len();

@@ -1,0 +1,132 @@
+//! `tinker data check`: what cannot be trained on, line by line.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tinker::text::{Renderer, TrainOnWhat};
+
+use super::Layout;
+use super::lines::{Conversation, Lines};
+use super::view::examples;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output::Table;
+
+/// Look for lines that cannot be trained on.
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    #[command(flatten)]
+    layout: Layout,
+    /// What to train on.
+    #[arg(long, value_name = "MODE")]
+    train_on: Option<TrainOnWhat>,
+    /// Longer examples are a problem.
+    #[arg(long, value_name = "TOKENS")]
+    max_length: Option<usize>,
+    /// Conversations, a JSON object a line.
+    #[arg(value_name = "FILE.jsonl")]
+    file: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    conversations: usize,
+    problems: Vec<Problem>,
+}
+
+#[derive(Debug, Serialize)]
+struct Problem {
+    line: usize,
+    problem: String,
+}
+
+impl Check {
+    pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
+        let renderer = self.layout.renderer()?;
+        let mut report = Report {
+            conversations: 0,
+            problems: Vec::new(),
+        };
+        let mut seen = HashMap::new();
+        for line in Lines::open(&self.file)? {
+            let (number, line) = line?;
+            report.conversations += 1;
+            let mut problems = self.problems(&renderer, &line);
+            if let Some(first) = seen.insert(line, number) {
+                problems.push(format!("the same as line {first}"));
+            }
+            let found = problems.into_iter().map(|problem| Problem {
+                line: number,
+                problem,
+            });
+            report.problems.extend(found);
+        }
+        present(context, &report)
+    }
+
+    fn problems(&self, renderer: &Renderer, line: &str) -> Vec<String> {
+        let conversation = match Conversation::parse(line) {
+            Ok(conversation) => conversation,
+            Err(error) => return vec![format!("{error:#}")],
+        };
+        let mut problems = Vec::new();
+        let messages = &conversation.messages;
+        for (index, message) in messages.iter().enumerate() {
+            let calls = message.tool_calls().is_ok_and(|calls| !calls.is_empty());
+            if message.text().trim().is_empty() && message.thinking().is_empty() && !calls {
+                problems.push(format!(
+                    "message {} ({}) is empty",
+                    index + 1,
+                    message.role()
+                ));
+            }
+        }
+        let what = self.train_on.unwrap_or_default();
+        match examples(renderer, line, what) {
+            Err(error) => problems.push(format!("{error:#}")),
+            Ok(examples) => {
+                for example in examples {
+                    let length = example.weights().len();
+                    if example.loss_tokens() == 0 {
+                        problems.push(format!(
+                            "nothing to learn: no token carries loss with {what}"
+                        ));
+                    }
+                    if let Some(most) = self.max_length.filter(|most| length > *most) {
+                        problems.push(format!("{length} tokens, more than {most}"));
+                    }
+                }
+            }
+        }
+        problems
+    }
+}
+
+fn present(context: &mut Context, report: &Report) -> anyhow::Result<()> {
+    if context.is_json() {
+        context.out.json(report)?;
+    } else if !report.problems.is_empty() {
+        let mut table = Table::new(["Line", "Problem"]);
+        for problem in &report.problems {
+            table.row([problem.line.to_string(), problem.problem.clone()]);
+        }
+        context.out.table(&table)?;
+    } else {
+        let count = report.conversations;
+        context
+            .out
+            .line(&format!("{count} conversations, no problem"))?;
+    }
+    context.out.flush()?;
+    match report.problems.len() {
+        0 => Ok(()),
+        count => Err(Failure::new(format!(
+            "{count} problem(s) in {} conversations",
+            report.conversations
+        ))
+        .advise("Mend or remove those lines before training.")
+        .into()),
+    }
+}

@@ -1,0 +1,184 @@
+//! `tinker train`: the toolkit's loops from the command line.
+
+mod dashboard;
+mod preference;
+mod reinforce;
+mod settings;
+mod supervised;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use tinker::text::{Renderer, Tokenizer};
+use tinker::train::{Existing, Interrupt, JsonLines, Model, Outcome, Report, Run};
+use tinker::{LoraConfig, ServiceClient};
+
+use self::dashboard::{Dashboard, Lines, Queue};
+use self::settings::Settings;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::terminal;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Train {
+    /// Fine-tune on conversations: lines of JSON with `messages`.
+    Sft(Settings),
+    /// Learn preferences: lines of JSON with `chosen` and `rejected`.
+    Dpo(Settings),
+    /// Reinforce answers that a grader finds right: lines of JSON with `prompt` and `answer`.
+    Rl(Settings),
+    /// Learn from a teacher's probabilities on the student's own answers: lines with `prompt`.
+    Distill(Settings),
+}
+
+impl Train {
+    pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
+        let (settings, train): (Settings, fn(&mut Desk) -> anyhow::Result<Report>) = match self {
+            Self::Sft(settings) => (settings, supervised::train),
+            Self::Dpo(settings) => (settings, preference::train),
+            Self::Rl(settings) => (settings, reinforce::train),
+            Self::Distill(settings) => (settings, reinforce::distill),
+        };
+        let mut desk = Desk::open(context, settings.with_file()?)?;
+        let report = train(&mut desk)?;
+        desk.end(context, &report)
+    }
+}
+
+/// What every kind of training needs.
+struct Desk {
+    settings: Settings,
+    service: ServiceClient,
+    model: String,
+    tokenizer: Tokenizer,
+    renderer: Renderer,
+    run: Run,
+    folder: PathBuf,
+}
+
+impl Desk {
+    fn open(context: &Context, settings: Settings) -> anyhow::Result<Self> {
+        let model = settings.model.clone().ok_or_else(|| missing("--model"))?;
+        settings
+            .data
+            .as_ref()
+            .ok_or_else(|| missing("a file of data"))?;
+        let folder = settings
+            .log_path
+            .clone()
+            .ok_or_else(|| missing("--log-path"))?;
+        // The folder first: whether it may be written to is known before anything costs.
+        let existing = match (settings.resume, settings.overwrite) {
+            (true, true) => {
+                return Err(Failure::usage("--resume and --overwrite exclude each other").into());
+            }
+            (true, false) => Existing::Resume,
+            (false, true) => Existing::Delete,
+            (false, false) => Existing::Raise,
+        };
+        let run = Run::open(&folder, existing).map_err(|error| {
+            Failure::new(format!("{error}"))
+                .advise("--resume goes on with the run that is there, --overwrite begins anew.")
+        })?;
+        let queue = Queue::default();
+        let seen = queue.clone();
+        let config = context
+            .config()?
+            .with_queue_observer(move |update| seen.hear(update));
+        let service = ServiceClient::new(config)?;
+        let tokenizer = match &settings.tokenizer {
+            Some(place) => super::sampler::open_tokenizer(place)?,
+            None => service
+                .create_sampling_client(model.as_str())?
+                .tokenizer()?,
+        };
+        let renderer = match &settings.renderer {
+            Some(name) => Renderer::named(name, &tokenizer)?,
+            None => Renderer::for_model(&model, &tokenizer)?,
+        };
+        let interrupt = Interrupt::new();
+        let wish = interrupt.clone();
+        interrupt::on(move || {
+            eprintln!("\nSaving a checkpoint; Ctrl-C again ends at once.");
+            wish.set();
+        });
+        let run = run.with_interrupt(interrupt);
+        let run = match (context.is_json(), terminal::draws()) {
+            (true, _) => run.with_logger(JsonLines(std::io::stdout())),
+            (false, true) => run.with_logger(Dashboard::new(queue)),
+            (false, false) => run.with_logger(Lines::default()),
+        };
+        Ok(Self {
+            settings,
+            service,
+            model,
+            tokenizer,
+            renderer,
+            run,
+            folder,
+        })
+    }
+
+    fn model(&self) -> Model {
+        let lora = LoraConfig::rank(self.settings.rank.unwrap_or(32));
+        let lora = match self.settings.seed {
+            Some(seed) => lora.with_seed(seed),
+            None => lora,
+        };
+        let model = Model::new(&self.model)
+            .with_lora(lora)
+            .with_renderer(self.renderer.name());
+        match &self.settings.load_checkpoint {
+            Some(path) => model.with_weights(path),
+            None => model,
+        }
+    }
+
+    /// The learning rate that was given, or the one recommended for the model.
+    fn learning_rate(&self) -> anyhow::Result<f64> {
+        match self.settings.learning_rate {
+            Some(rate) => Ok(rate),
+            None => tinker::train::learning_rate_for(&self.model)
+                .context("there is no recommended learning rate; give one with --learning-rate"),
+        }
+    }
+
+    fn data(&self) -> anyhow::Result<&PathBuf> {
+        self.settings
+            .data
+            .as_ref()
+            .context("the data was asked for at the beginning")
+    }
+
+    /// Tells the service how the run ended, and the user what came of it.
+    fn end(self, context: &mut Context, report: &Report) -> anyhow::Result<()> {
+        // The checkpoint is saved; a service that cannot be told is no failure of the run.
+        let _ = report.close(&self.service);
+        if !context.is_json() {
+            context.out.line(&report.summary.to_string())?;
+        }
+        let checkpoint = report.checkpoint.as_ref();
+        if let Some(path) = checkpoint.and_then(|last| last.sampler_path.as_deref()) {
+            context.note(&format!("Try it:   tinker chat {path}"));
+        }
+        let folder = self.folder.display();
+        match report.outcome {
+            Outcome::Completed => context.note(&format!("Look at it: tinker runs show {folder}")),
+            Outcome::Interrupted => {
+                eprintln!("Go on with the same command and --resume (run folder: {folder}).");
+            }
+        }
+        context.out.flush()
+    }
+}
+
+fn missing(what: &str) -> Failure {
+    Failure::usage(format!("{what} is needed, as an argument or in --config"))
+        .advise("'tinker train sft --help' shows what there is.")
+}
+
+/// Shared between the client's threads and the dashboard.
+type Shared<T> = Arc<Mutex<T>>;

@@ -1,0 +1,226 @@
+//! `tinker train rl` and `tinker train distill`.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tinker::text::Message;
+use tinker::text::data::KlPenalty;
+use tinker::train::rl::{Answer, EnvBatches, EnvGroup, Grade, Problem, Rl};
+use tinker::train::{Report, SavePolicy};
+
+use super::{Desk, missing};
+use crate::commands::data::Lines;
+
+/// A line of the data.
+#[derive(Debug, Clone, Deserialize)]
+struct Question {
+    #[serde(default)]
+    prompt: Option<String>,
+    #[serde(default)]
+    messages: Option<Vec<Message>>,
+    #[serde(default)]
+    answer: Option<String>,
+}
+
+pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
+    let grader = Grader::parse(desk.settings.grader.as_deref().unwrap_or("exact"))?;
+    let groups = groups(desk, |question, prompt, problem_of| {
+        let answer = question.answer.clone();
+        if answer.is_none() && !matches!(grader, Grader::Command(_)) {
+            bail!("needs an `answer` to grade by");
+        }
+        let (grader, asked) = (grader.clone(), question.prompt.clone());
+        Ok(Problem::new(problem_of, prompt, move |said| {
+            grader.grade(asked.as_deref(), answer.as_deref(), said)
+        }))
+    })?;
+    let mut rl = configured(desk)?;
+    if let Some(coefficient) = desk.settings.kl.filter(|kl| *kl > 0.0) {
+        let penalty = KlPenalty {
+            coefficient,
+            discount: 0.0,
+        };
+        rl = rl.with_kl_penalty(penalty, desk.model.as_str());
+    }
+    run(desk, rl, groups)
+}
+
+pub(super) fn distill(desk: &mut Desk) -> anyhow::Result<Report> {
+    let teacher = desk
+        .settings
+        .teacher
+        .clone()
+        .ok_or_else(|| missing("--teacher"))?;
+    let groups = groups(desk, |_, prompt, tokenizer| {
+        Ok(Problem::without_reward(tokenizer, prompt))
+    })?;
+    let penalty = KlPenalty {
+        coefficient: desk.settings.kl.unwrap_or(1.0),
+        discount: 0.0,
+    };
+    let rl = configured(desk)?.with_teacher(penalty, teacher.as_str());
+    run(desk, rl, groups)
+}
+
+fn configured(desk: &Desk) -> anyhow::Result<Rl> {
+    let settings = &desk.settings;
+    let mut rl = Rl::new(desk.model(), settings.max_tokens.unwrap_or(256))
+        .with_learning_rate(desk.learning_rate()?)
+        .with_save(SavePolicy::every(settings.save_every.unwrap_or(20)))
+        .with_eval_every(settings.eval_every.unwrap_or(10));
+    if let Some(steps) = settings.max_steps {
+        rl = rl.with_max_steps(steps);
+    }
+    Ok(rl)
+}
+
+fn run(desk: &mut Desk, rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::Result<Report> {
+    let epochs = desk.settings.epochs.unwrap_or(1);
+    let all = (0..epochs).flat_map(|_| groups.iter().cloned());
+    let data = EnvBatches::new(all, desk.settings.batch_size.unwrap_or(32));
+    Ok(rl.train(&desk.service, &mut desk.run, &data)?)
+}
+
+type Make<'a> =
+    dyn Fn(&Question, tinker::ModelInput, &tinker::Tokenizer) -> anyhow::Result<Problem> + 'a;
+
+/// The data's questions, each a group of answers.
+fn groups(
+    desk: &Desk,
+    make: impl Fn(&Question, tinker::ModelInput, &tinker::Tokenizer) -> anyhow::Result<Problem>,
+) -> anyhow::Result<Vec<Arc<dyn EnvGroup>>> {
+    let make: &Make<'_> = &make;
+    let file = desk.data()?;
+    let mut groups = Vec::new();
+    for line in Lines::open(file)? {
+        let (number, line) = line?;
+        let place = || format!("{}, line {number}", file.display());
+        let question: Question = serde_json::from_str(&line).with_context(place)?;
+        let messages = match (&question.messages, &question.prompt) {
+            (Some(messages), _) => messages.clone(),
+            (None, Some(prompt)) => vec![Message::user(prompt)],
+            (None, None) => bail!("{}: needs `prompt` or `messages`", place()),
+        };
+        let prompt = desk
+            .renderer
+            .generation_prompt(&messages)
+            .with_context(place)?;
+        let problem = make(&question, prompt, &desk.tokenizer).with_context(place)?;
+        let problem = problem
+            .with_group_size(desk.settings.group_size.unwrap_or(4))
+            .with_stop(desk.renderer.stop());
+        groups.push(problem.into_group());
+    }
+    Ok(groups)
+}
+
+/// What makes an answer right.
+#[derive(Debug, Clone, PartialEq)]
+enum Grader {
+    Exact,
+    Contains,
+    Number,
+    Command(String),
+}
+
+impl Grader {
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        Ok(match text.split_once('=') {
+            None if text == "exact" => Self::Exact,
+            None if text == "contains" => Self::Contains,
+            None if text == "number" => Self::Number,
+            Some(("command", program)) => Self::Command(program.to_owned()),
+            _ => bail!(
+                "no such grader: {text}; there are exact, contains, number and command=PROGRAM"
+            ),
+        })
+    }
+
+    fn grade(
+        &self,
+        prompt: Option<&str>,
+        answer: Option<&str>,
+        said: &Answer,
+    ) -> anyhow::Result<Grade> {
+        if let Self::Command(program) = self {
+            let input = json!({"prompt": prompt, "answer": answer, "response": said.text});
+            return Ok(Grade::reward(ask(program, &input)?));
+        }
+        let right = self.is_right(answer.unwrap_or_default(), &said.text);
+        Ok(Grade::answer(right, said.ended))
+    }
+
+    fn is_right(&self, answer: &str, said: &str) -> bool {
+        let (answer, said) = (answer.trim(), said.trim());
+        match self {
+            Self::Exact => said == answer,
+            Self::Contains => said.contains(answer),
+            Self::Number => {
+                last_number(said).is_some_and(|found| Some(found) == last_number(answer))
+            }
+            Self::Command(_) => false,
+        }
+    }
+}
+
+/// The last number in a text; commas within it do not count.
+fn last_number(text: &str) -> Option<f64> {
+    let is_part = |letter: char| letter.is_ascii_digit() || matches!(letter, '.' | ',' | '-');
+    let mut words = text.split(|letter| !is_part(letter));
+    words
+        .rfind(|word| word.chars().any(|letter| letter.is_ascii_digit()))
+        .and_then(|word| {
+            let plain = word.replace(',', "");
+            plain.trim_end_matches(['.', '-']).parse().ok()
+        })
+}
+
+/// Has a program grade an answer: JSON in, a number out.
+fn ask(program: &str, input: &Value) -> anyhow::Result<f64> {
+    let mut child = Command::new("sh")
+        .args(["-c", program])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run the grader {program:?}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A grader that does not read is judged by what it prints.
+        let _ = stdin.write_all(input.to_string().as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("the grader {program:?} ended with {}", output.status);
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let text = text.trim();
+    text.parse()
+        .with_context(|| format!("the grader {program:?} printed no number: {text:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graders_judge() {
+        for (grader, answer, said, right) in [
+            ("exact", "12", " 12\n", true),
+            ("exact", "12", "It is 12", false),
+            ("contains", "12", "It is 12.", true),
+            ("number", "1,234", "so 7 + … = 1234.", true),
+            ("number", "12", "no idea", false),
+            ("number", "-3.5", "x = -3.5", true),
+        ] {
+            let found = Grader::parse(grader).unwrap().is_right(answer, said);
+            assert_eq!(found, right, "{grader} {answer} {said}");
+        }
+        assert!(Grader::parse("magic").is_err());
+        assert_eq!(ask("echo 0.5", &json!({})).unwrap(), 0.5);
+        assert!(ask("exit 3", &json!({})).is_err());
+        assert!(ask("echo well", &json!({})).is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! What can be set: by flags, or in a TOML file of the same names.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tinker::text::TrainOnWhat;
+
+/// What can be set. A flag goes before the file.
+#[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields, default)]
+pub(crate) struct Settings {
+    /// Lines of JSON.
+    #[arg(value_name = "FILE.jsonl")]
+    pub(super) data: Option<PathBuf>,
+    /// Settings as TOML, by the names of these options: `learning_rate = 1e-4`.
+    #[arg(long, value_name = "FILE.toml")]
+    #[serde(skip)]
+    pub(super) config: Option<PathBuf>,
+    /// The base model.
+    #[arg(short, long)]
+    pub(super) model: Option<String>,
+    /// The run's folder: metrics, checkpoints, plots.
+    #[arg(short = 'o', long, value_name = "FOLDER")]
+    pub(super) log_path: Option<PathBuf>,
+    /// Go on with the run in that folder, from its last checkpoint.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(super) resume: bool,
+    /// Delete what is in that folder and begin anew.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(super) overwrite: bool,
+    /// The highest learning rate [default: what is recommended for the model]
+    #[arg(long, value_name = "RATE")]
+    pub(super) learning_rate: Option<f64>,
+    /// The adapter's rank [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(super) rank: Option<u32>,
+    /// Times through the data [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(super) epochs: Option<usize>,
+    /// Examples, pairs or problems in a step [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(super) batch_size: Option<usize>,
+    /// Steps at most.
+    #[arg(long, value_name = "N")]
+    pub(super) max_steps: Option<usize>,
+    /// Longer examples are cut [default: not]
+    #[arg(long, value_name = "TOKENS")]
+    pub(super) max_length: Option<usize>,
+    /// Steps between checkpoints [default: 20]
+    #[arg(long, value_name = "STEPS")]
+    pub(super) save_every: Option<usize>,
+    /// Steps between evaluations [default: 10]
+    #[arg(long, value_name = "STEPS")]
+    pub(super) eval_every: Option<usize>,
+    /// How many lines to keep for evaluation [default: none]
+    #[arg(long, value_name = "N")]
+    pub(super) test_size: Option<usize>,
+    /// The renderer [default: the model's]
+    #[arg(long, value_name = "NAME")]
+    pub(super) renderer: Option<String>,
+    /// The tokenizer's folder or its model's name, if not the model's own.
+    #[arg(long, value_name = "PATH|MODEL")]
+    pub(super) tokenizer: Option<String>,
+    /// What to train on [default: all_assistant_messages]
+    #[arg(long, value_name = "MODE")]
+    pub(super) train_on: Option<TrainOnWhat>,
+    /// Begin with these weights: tinker://run-id/weights/name
+    #[arg(long, value_name = "PATH")]
+    pub(super) load_checkpoint: Option<String>,
+    /// Makes the same adapter again.
+    #[arg(long, value_name = "N")]
+    pub(super) seed: Option<i64>,
+    /// dpo: how strongly to prefer [default: 0.1]
+    #[arg(long, value_name = "BETA")]
+    pub(super) beta: Option<f64>,
+    /// rl, distill: answers to each prompt [default: 4]
+    #[arg(long, value_name = "N")]
+    pub(super) group_size: Option<usize>,
+    /// rl, distill: tokens of an answer at most [default: 256]
+    #[arg(long, value_name = "N")]
+    pub(super) max_tokens: Option<u32>,
+    /// rl: what makes an answer right: exact, contains, number (the last one said), or
+    /// command=PROGRAM, which reads {"prompt", "answer", "response"} and prints a reward
+    #[arg(long, value_name = "GRADER")]
+    pub(super) grader: Option<String>,
+    /// distill: the teacher, a model's name or tinker://run-id/sampler_weights/name
+    #[arg(long, value_name = "MODEL")]
+    pub(super) teacher: Option<String>,
+    /// rl: how much to hold to the model as it was; distill: how much to follow the teacher [default: 0, 1]
+    #[arg(long, value_name = "COEFFICIENT")]
+    pub(super) kl: Option<f32>,
+}
+
+impl Settings {
+    /// The file's settings with the flags before them.
+    pub(super) fn with_file(self) -> anyhow::Result<Self> {
+        let Some(file) = &self.config else {
+            return Ok(self);
+        };
+        let name = file.display();
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+        let read: Settings = toml::from_str(&text).with_context(|| format!("in {name}"))?;
+        let mut all = fields(&read)?;
+        all.extend(fields(&self)?);
+        let merged: Settings = serde_json::from_value(Value::Object(all))?;
+        Ok(Self {
+            config: self.config,
+            resume: self.resume,
+            overwrite: self.overwrite,
+            ..merged
+        })
+    }
+}
+
+/// What is set.
+fn fields(settings: &Settings) -> anyhow::Result<Map<String, Value>> {
+    let Value::Object(mut all) = serde_json::to_value(settings)? else {
+        anyhow::bail!("settings are an object");
+    };
+    all.retain(|_, value| !value.is_null());
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_go_before_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("t.toml");
+        fs::write(
+            &file,
+            "model = \"a\"\nepochs = 3\ntrain_on = \"all_tokens\"\n",
+        )
+        .unwrap();
+        let flags = Settings {
+            config: Some(file.clone()),
+            epochs: Some(5),
+            resume: true,
+            ..Settings::default()
+        };
+        let merged = flags.clone().with_file().unwrap();
+        assert_eq!(
+            (merged.model.as_deref(), merged.epochs),
+            (Some("a"), Some(5))
+        );
+        assert_eq!(merged.train_on, Some(TrainOnWhat::AllTokens));
+        assert!(merged.resume);
+        fs::write(&file, "epoch = 3\n").unwrap();
+        let error = format!("{:#}", flags.with_file().unwrap_err());
+        assert!(error.contains("epoch"), "{error}");
+    }
+}
