@@ -1,11 +1,13 @@
 //! The built `tinker` binary, run as a user runs it.
 
 mod bad_input;
+mod data;
 mod drop_in;
 mod golden;
 mod sampling;
 #[cfg(unix)]
 mod terminal;
+mod training;
 
 use std::ffi::OsStr;
 use std::path::Path;

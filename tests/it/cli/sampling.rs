@@ -196,7 +196,7 @@ fn text_and_tokens_are_turned_into_each_other() {
     let text = desk
         .run(&["tokenize", tiny, "--decode", &ids.join(",")])
         .ok();
-    assert_eq!(text.trim(), "the cat sat");
+    assert_eq!(text.trim(), "<|begin|>the cat sat");
     assert_eq!(
         desk.run_with(&["tokenize", tiny, "--count"], "the cat sat")
             .ok(),

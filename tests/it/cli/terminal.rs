@@ -216,3 +216,53 @@ fn a_conversation_is_held() {
     );
     assert_eq!(saved["messages"][1]["role"], "assistant");
 }
+
+#[test]
+fn ctrl_c_saves_a_run_which_then_goes_on() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let line = json!({"messages": [{"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"}]});
+    std::fs::write(desk.path().join("chats.jsonl"), format!("{line}\n")).unwrap();
+    let args = [
+        "train",
+        "sft",
+        "chats.jsonl",
+        "-o",
+        "run",
+        "--model",
+        "tinker-local/tiny",
+        "--renderer",
+        "role_colon",
+        "--rank",
+        "2",
+        "--learning-rate",
+        "1e-3",
+        "--epochs",
+        "60",
+    ];
+    let mut screen = Screen::start(&desk, &args, 80);
+    screen.wait_for("step 2 ");
+    screen.interrupt();
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(130), "{drawn}");
+    assert!(
+        drawn.contains("━") && drawn.contains("train_mean_nll"),
+        "{drawn}"
+    );
+    assert!(drawn.contains("--resume"), "it says how to go on: {drawn}");
+    let steps = || {
+        let text = std::fs::read_to_string(desk.path().join("run/metrics.jsonl")).unwrap();
+        let step = |line: &str| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["step"]
+                .as_u64()
+                .unwrap()
+        };
+        text.lines().map(step).collect::<Vec<u64>>()
+    };
+    let before = steps().len();
+    assert!((3..60).contains(&before), "{before}");
+    let (drawn, exit) = Screen::start(&desk, &[&args[..], &["--resume"]].concat(), 80).end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    assert_eq!(steps(), (0..60).collect::<Vec<u64>>(), "every step once");
+}

@@ -39,7 +39,7 @@ pub(crate) struct Prompt {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Content {
     Text(String),
-    Messages(Vec<Value>),
+    Messages(Vec<Message>),
     Tokens(Vec<i32>),
 }
 
@@ -48,7 +48,7 @@ impl Content {
     pub(crate) fn to_json(&self) -> Value {
         match self {
             Self::Text(text) => text.as_str().into(),
-            Self::Messages(messages) => messages.clone().into(),
+            Self::Messages(messages) => serde_json::to_value(messages).unwrap_or_default(),
             Self::Tokens(tokens) => tokens.clone().into(),
         }
     }
@@ -58,14 +58,7 @@ impl Content {
             Self::Tokens(tokens) => Ok(tokens.clone()),
             Self::Text(text) if chat => voice.encode_chat(&[Message::user(text)]),
             Self::Text(text) => Ok(voice.tokenizer.encode(text)?),
-            Self::Messages(values) => {
-                let messages = values
-                    .iter()
-                    .map(|value| serde_json::from_value(value.clone()))
-                    .collect::<Result<Vec<Message>, _>>()
-                    .context("a message needs a role and a content")?;
-                voice.encode_chat(&messages)
-            }
+            Self::Messages(messages) => voice.encode_chat(messages),
         }
     }
 }
@@ -74,7 +67,7 @@ impl Content {
 struct Line {
     id: Option<Value>,
     prompt: Option<String>,
-    messages: Option<Vec<Value>>,
+    messages: Option<Vec<Message>>,
     tokens: Option<Vec<i32>>,
 }
 

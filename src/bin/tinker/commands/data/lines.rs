@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::Value;
-use tinker::text::Message;
+use tinker::text::{Json, Message};
 
 /// The lines of a file, one by one, that are not empty.
 pub(crate) struct Lines(ReadLines<Box<dyn BufRead>>, usize);
@@ -48,7 +48,8 @@ impl Iterator for Lines {
 #[serde(from = "Either")]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Message>,
-    pub(crate) tools: Vec<Value>,
+    /// With their keys in order, which renderers print.
+    pub(crate) tools: Vec<Json>,
     pub(crate) prefill: Option<String>,
 }
 
@@ -58,7 +59,7 @@ enum Either {
     Whole {
         messages: Vec<Message>,
         #[serde(default)]
-        tools: Option<Vec<Value>>,
+        tools: Option<Vec<Json>>,
         #[serde(default)]
         prefill: Option<String>,
     },

@@ -17,7 +17,10 @@ pub(super) struct Queue(Shared<Option<String>>);
 
 impl Queue {
     pub(super) fn hear(&self, update: &QueueUpdate) {
-        let text = format!("{} waits: {}", update.operation, update.queue);
+        let state = update.queue.state.as_str();
+        let reason = update.queue.reason.as_ref();
+        let reason = reason.map_or_else(String::new, |reason| format!(", {reason}"));
+        let text = format!("{} waits: {state}{reason}", update.operation);
         if let Ok(mut last) = self.0.lock() {
             *last = Some(text);
         }

@@ -24,7 +24,8 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
             data.push(datum.with_context(|| format!("pair {}", index + 1))?);
         }
     }
-    let batches = Batches::of_pairs(data, settings.batch_size.unwrap_or(32))?;
+    let size = settings.batch_size.unwrap_or(32.min(data.len() / 2));
+    let batches = Batches::of_pairs(data, size)?;
     let mut dpo = Dpo::new(desk.model())
         .with_learning_rate(desk.settings.learning_rate.unwrap_or(1e-5))
         .with_epochs(settings.epochs.unwrap_or(1))

@@ -81,7 +81,8 @@ fn configured(desk: &Desk) -> anyhow::Result<Rl> {
 fn run(desk: &mut Desk, rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::Result<Report> {
     let epochs = desk.settings.epochs.unwrap_or(1);
     let all = (0..epochs).flat_map(|_| groups.iter().cloned());
-    let data = EnvBatches::new(all, desk.settings.batch_size.unwrap_or(32));
+    let size = desk.settings.batch_size.unwrap_or(32.min(groups.len()));
+    let data = EnvBatches::new(all, size);
     Ok(rl.train(&desk.service, &mut desk.run, &data)?)
 }
 

@@ -12,7 +12,8 @@ use crate::commands::data::examples_of;
 pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
     let (train, test) = datums(desk)?;
     let settings = &desk.settings;
-    let data = Batches::new(train, settings.batch_size.unwrap_or(32))?;
+    let size = settings.batch_size.unwrap_or(32.min(train.len()));
+    let data = Batches::new(train, size)?;
     let mut sft = Supervised::new(desk.model())
         .with_learning_rate(desk.learning_rate()?)
         .with_epochs(settings.epochs.unwrap_or(1))

@@ -1,0 +1,213 @@
+//! `tinker data`: what the references render and read, through the command.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
+
+use super::Desk;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/text/renderers");
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/text/tiny");
+
+fn unzipped(file: &str) -> String {
+    let mut text = String::new();
+    let file = File::open(Path::new(GOLDEN).join(file)).unwrap();
+    GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A desk with the reference's tokenizer, and the rows of one renderer that both references made.
+fn scene(renderer: &str) -> (Desk, Vec<Value>, Value) {
+    let desk = Desk::bare();
+    let parts: Value = serde_json::from_str(&unzipped("Qwen3Tokenizer.json.gz")).unwrap();
+    let folder = desk.path().join("tokenizer");
+    fs::create_dir(&folder).unwrap();
+    fs::write(
+        folder.join("tokenizer.json"),
+        parts["tokenizer"].to_string(),
+    )
+    .unwrap();
+    fs::write(
+        folder.join("tokenizer_config.json"),
+        parts["config"].to_string(),
+    )
+    .unwrap();
+    let mut rows: Vec<Value> = unzipped("rows.jsonl.gz")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    rows.retain(|row| row["renderer"] == renderer && row["source"] == "both");
+    let text = fs::read_to_string(Path::new(GOLDEN).join("conversations.json")).unwrap();
+    (desk, rows, serde_json::from_str(&text).unwrap())
+}
+
+/// Runs a command on lines of JSON; the lines it gives.
+fn through(desk: &Desk, args: &[&str], input: &[Value]) -> Vec<Value> {
+    let lines: Vec<String> = input.iter().map(Value::to_string).collect();
+    fs::write(desk.path().join("in.jsonl"), lines.join("\n")).unwrap();
+    let args = [args, &["--tokenizer", "tokenizer", "in.jsonl"]].concat();
+    let text = desk.run(&args).ok();
+    let found: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(found.len(), input.len(), "a line for each");
+    found
+}
+
+/// The plain conversations: tools are declared by the caller's own choice of a system message.
+fn plain<'a>(rows: &'a [Value], all: &'a Value, kind: &str) -> Vec<(&'a Value, &'a Value)> {
+    rows.iter()
+        .filter(|row| row["kind"] == kind && row.get("error").is_none())
+        .filter_map(|row| Some((row, all.get(row["case"].as_str()?)?)))
+        .filter(|(row, case)| {
+            case.get("tools").is_none_or(Value::is_null)
+                && row.get("ids").or(row.get("examples")).is_some()
+        })
+        .collect()
+}
+
+#[test]
+fn prompts_and_examples_are_those_of_the_references() {
+    let (desk, rows, all) = scene("qwen3");
+    let all = all.get("conversations").unwrap_or(&all);
+    let prompts = plain(&rows, all, "prompt");
+    assert!(prompts.len() > 10, "{}", prompts.len());
+    let conversations: Vec<Value> = prompts.iter().map(|(_, case)| (*case).clone()).collect();
+    let found = through(
+        &desk,
+        &["data", "render", "--renderer", "qwen3", "--prompt"],
+        &conversations,
+    );
+    for ((row, _), found) in prompts.iter().zip(&found) {
+        assert_eq!(found["ids"], row["ids"], "{} {found}", row["case"]);
+        assert_eq!(found["text"], row["text"], "{}", row["case"]);
+        assert_eq!(found["stop"], json!([151645]));
+    }
+
+    let examples = plain(&rows, all, "sft");
+    assert!(examples.len() > 5, "{}", examples.len());
+    let conversations: Vec<Value> = examples.iter().map(|(_, case)| (*case).clone()).collect();
+    let found = through(
+        &desk,
+        &["data", "render", "--renderer", "qwen3"],
+        &conversations,
+    );
+    for ((row, _), found) in examples.iter().zip(&found) {
+        let prompt = rows
+            .iter()
+            .find(|other| other["kind"] == "prompt" && other["case"] == row["case"]);
+        let prompt = prompt.unwrap()["ids"].as_array().unwrap();
+        let expected = row["examples"].as_array().unwrap();
+        let found = match found {
+            Value::Array(several) => several.clone(),
+            one => vec![one.clone()],
+        };
+        assert_eq!(found.len(), expected.len(), "{}", row["case"]);
+        for (found, expected) in found.iter().zip(expected) {
+            let shared = expected["shared"].as_u64().unwrap() as usize;
+            let own = expected["ids"].as_array().unwrap();
+            let ids: Vec<Value> = prompt[..shared].iter().chain(own).cloned().collect();
+            assert_eq!(found["ids"], json!(ids), "{}", row["case"]);
+            let runs = expected["weights"].as_array().unwrap();
+            let weights: Vec<f64> = runs
+                .iter()
+                .flat_map(|run| {
+                    std::iter::repeat_n(run[1].as_f64().unwrap(), run[0].as_u64().unwrap() as usize)
+                })
+                .collect();
+            assert_eq!(found["weights"], json!(weights), "{}", row["case"]);
+        }
+    }
+}
+
+#[test]
+fn answers_are_read_as_the_cookbook_reads_them() {
+    let (desk, _, _) = scene("qwen3");
+    let rows: Vec<Value> = unzipped("rows.jsonl.gz")
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|row| {
+            row["kind"] == "parse" && row["renderer"] == "qwen3" && row["source"] == "cookbook"
+        })
+        .filter(|row| {
+            row["result"].get("message").is_some() && row.get("follow") != Some(&json!(false))
+        })
+        .collect();
+    assert!(rows.len() > 5, "{}", rows.len());
+    let input: Vec<Value> = rows.iter().map(|row| json!({"ids": row["ids"]})).collect();
+    let found = through(&desk, &["data", "parse", "--renderer", "qwen3"], &input);
+    for (row, found) in rows.iter().zip(&found) {
+        assert_eq!(
+            found["termination"], row["result"]["termination"],
+            "{}",
+            row["case"]
+        );
+        let content = &row["result"]["message"]["content"];
+        assert_eq!(&found["message"]["content"], content, "{}", row["case"]);
+        assert_eq!(found["message"]["role"], "assistant");
+    }
+    let broken = through(
+        &desk,
+        &["data", "parse", "--renderer", "qwen3"],
+        &[json!({"id": [1]})],
+    );
+    assert!(broken[0]["error"].is_string(), "{broken:?}");
+}
+
+#[test]
+fn files_are_viewed_and_checked() {
+    let desk = Desk::bare();
+    let good = json!({"messages": [{"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "sat"}]});
+    let bad = json!({"messages": [{"role": "user", "content": ""}]});
+    fs::write(desk.path().join("good.jsonl"), format!("{good}\n")).unwrap();
+    fs::write(
+        desk.path().join("bad.jsonl"),
+        format!("{good}\n{bad}\nnot json\n{good}\n"),
+    )
+    .unwrap();
+    let layout = ["--renderer", "role_colon", "--tokenizer", TINY];
+    let run =
+        |command: &[&str], file: &str| desk.run(&[&["data"], command, &layout, &[file]].concat());
+    let view = run(&["view"], "good.jsonl").ok();
+    assert!(
+        view.contains("⟦") && view.contains("Tokens per epoch"),
+        "{view}"
+    );
+    let figures = run(&["view", "-f", "json", "--max-length", "4"], "good.jsonl").json();
+    assert_eq!(figures["truncated"], 1);
+    assert_eq!(figures["tokens_per_epoch"], 4);
+    assert_eq!(
+        run(&["check"], "good.jsonl").ok(),
+        "1 conversations, no problem\n"
+    );
+    let said = run(&["check", "-f", "json"], "bad.jsonl");
+    assert_eq!(said.exit, Some(1));
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    let lines: Vec<u64> = report["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["line"].as_u64().unwrap())
+        .collect();
+    assert!(
+        lines.contains(&2) && lines.contains(&3) && lines.contains(&4),
+        "{report}"
+    );
+    let none = desk.run(&["data", "render", "good.jsonl"]).failed(2);
+    assert!(none.contains("--renderer"), "{none}");
+    let unknown = desk.run(&[
+        "data",
+        "render",
+        "--renderer",
+        "nosuch",
+        "--tokenizer",
+        TINY,
+        "good.jsonl",
+    ]);
+    assert!(unknown.failed(1).contains("role_colon"));
+}
