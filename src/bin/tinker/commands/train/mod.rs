@@ -159,6 +159,7 @@ impl Desk {
         let _ = report.close(&self.service);
         if !context.is_json() {
             context.out.line(&report.summary.to_string())?;
+            context.out.flush()?;
         }
         let checkpoint = report.checkpoint.as_ref();
         if let Some(path) = checkpoint.and_then(|last| last.sampler_path.as_deref()) {
@@ -171,7 +172,7 @@ impl Desk {
                 eprintln!("Go on with the same command and --resume (run folder: {folder}).");
             }
         }
-        context.out.flush()
+        Ok(())
     }
 }
 
