@@ -17,6 +17,7 @@ fn dispatcher(flights: usize) -> Dispatcher<u32> {
         bytes: 100,
         flights: Some(flights),
         all_flights: 2,
+        few_posts: false,
     };
     Dispatcher::new(Clock::recorded(), Arc::new(Backoff::default()), limits)
 }

@@ -175,7 +175,7 @@ pub struct SamplingProgress {
     pub tokens_per_second: f64,
     /// Samples submitted and not yet done.
     pub open: usize,
-    /// Samples not yet sent, of all samplers of the session.
+    /// Samples not yet sent.
     pub waiting: usize,
     /// How long ago the oldest sample under way was submitted.
     pub oldest: Option<Duration>,

@@ -97,11 +97,13 @@ impl Sampling {
         let config = &self.results.client_config;
         let sockets = self.results.link.transport().sockets();
         let polled = config.sample_use_retrieve_futures;
+        let posts = match polled {
+            true => sockets.polled_posts,
+            false => sockets.posts,
+        };
         Limits {
-            posts: match polled {
-                true => POSTS.min(sockets.polled_posts),
-                false => POSTS.min(sockets.posts),
-            },
+            posts: POSTS.min(posts),
+            few_posts: posts < POSTS,
             narrow_posts: NARROW_POSTS,
             bytes: config.sample_dispatch_bytes_semaphore_size,
             flights: (!polled).then_some(config.sample_max_concurrent_requests),

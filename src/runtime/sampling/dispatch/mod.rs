@@ -54,7 +54,7 @@ struct State<J> {
     used: Used,
     /// How many flights are allowed at present.
     ramp: usize,
-    /// Whether the common limit on flights has held a sample back.
+    /// Whether the process's descriptors have held a sample back.
     full: bool,
     /// What the dispatcher waits for. Waking it for anything else costs more than it brings: a
     /// thread that ends a sample takes the next one itself.
@@ -110,6 +110,14 @@ struct Wanted {
     job: bool,
     post: bool,
     flight: bool,
+}
+
+impl Wanted {
+    const A_JOB: Self = Self {
+        job: true,
+        post: false,
+        flight: false,
+    };
 }
 
 /// What [`Dispatcher::next`] is to do.
@@ -255,7 +263,7 @@ impl<J: Send + 'static> Dispatcher<J> {
         lock(&self.0.state).lanes.len()
     }
 
-    /// Whether the common limit on flights has ever held a sample back.
+    /// Whether the process's descriptors have ever held a sample back.
     pub(crate) fn was_full(&self) -> bool {
         lock(&self.0.state).full
     }
@@ -311,22 +319,16 @@ impl<J: Send + 'static> Dispatcher<J> {
         }
     }
 
-    /// Which sampler's job may start: the first after the one served last. Moves jobs whose time
-    /// has come to the front of their queue before.
+    /// What to do now. Moves jobs whose time has come to the front of their queue before.
     fn step(&self, state: &mut State<J>, now: Instant) -> Step {
         let mut due = None;
         for lane in state.lanes.values_mut() {
             due = due.into_iter().chain(lane.ripen(now)).min();
         }
-        let backoff = &self.0.backoff;
-        let mut wanted = Wanted {
-            job: true,
-            ..Wanted::default()
-        };
-        if let Some(hold) = backoff.remaining(now) {
+        if let Some(hold) = self.0.backoff.remaining(now) {
             let is_idle = state.lanes.values().all(|lane| lane.ready.is_empty());
             return Step::Wait {
-                wanted,
+                wanted: Wanted::A_JOB,
                 limit: if is_idle { due } else { Some(hold) },
                 ramp: false,
             };
@@ -335,39 +337,35 @@ impl<J: Send + 'static> Dispatcher<J> {
         if state.used.flights == 0 {
             state.ramp = FLIGHTS_AT_ONCE;
         }
-        let recent = backoff.is_recent(now);
-        let (mut ramp, mut full) = (false, false);
+        self.choose(state, due, self.0.backoff.is_recent(now))
+    }
+
+    /// Which sampler's job may start: the first after the one served last.
+    fn choose(&self, state: &mut State<J>, due: Option<Duration>, recent: bool) -> Step {
+        let limits = &self.0.limits;
+        let (mut wanted, mut ramp, mut full) = (Wanted::A_JOB, false, false);
         let after = state.turn + 1;
-        let turns = state.lanes.range(after..).chain(state.lanes.range(..after));
-        for (&id, lane) in turns {
+        for (&id, lane) in state.lanes.range(after..).chain(state.lanes.range(..after)) {
             let Some(first) = lane.ready.front() else {
                 continue;
             };
-            let has_flight = first.flight.is_some();
-            let limits = &self.0.limits;
-            match decide(
-                limits,
-                state.ramp,
-                &state.used,
-                &lane.own,
-                has_flight,
-                recent,
-            ) {
+            let (own, has_flight) = (&lane.own, first.flight.is_some());
+            match decide(limits, state.ramp, &state.used, own, has_flight, recent) {
                 Decision::Start => return Step::Start(id),
-                Decision::NoPost => wanted.post = true,
+                Decision::NoPost => {
+                    wanted.post = true;
+                    full |= limits.few_posts && !recent;
+                }
                 Decision::NoFlight => wanted.flight = true,
                 Decision::Full => (wanted.flight, full) = (true, true),
                 Decision::Ramp => ramp = true,
             }
         }
         state.full |= full;
-        let limit = [ramp.then_some(RAMP_PAUSE), due]
-            .into_iter()
-            .flatten()
-            .min();
+        let pause = ramp.then_some(RAMP_PAUSE);
         Step::Wait {
             wanted,
-            limit,
+            limit: pause.into_iter().chain(due).min(),
             ramp,
         }
     }

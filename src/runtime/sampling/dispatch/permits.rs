@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) flights: Option<usize>,
     /// The same of all samplers together, as the process's descriptors allow.
     pub(crate) all_flights: usize,
+    /// Whether descriptors keep the number of submissions down, too.
+    pub(crate) few_posts: bool,
 }
 
 /// What a sampler may always have on the wire and in flight, however much the others have: one

@@ -7,6 +7,7 @@ const LIMITS: Limits = Limits {
     narrow_posts: 1,
     flights: Some(6),
     all_flights: 7,
+    few_posts: false,
     bytes: 100,
 };
 
