@@ -329,6 +329,7 @@ impl<'a> Reader<'a> {
         while let Some((index, operator @ ("*" | "/" | "//" | "%"))) = self.peek_code() {
             self.at = index + 1;
             let right = self.operand();
+            let right = right.trim_start();
             left = match operator {
                 "%" => format!("{MODULO}({left}, {right})"),
                 _ => format!("{left} {operator} {right}"),
