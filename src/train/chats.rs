@@ -19,7 +19,7 @@ use crate::{Error, Result};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let file = folder.path().join("chats.jsonl");
-/// let line = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the cat"}]}"#;
+/// let line = r#"{"messages": [{"role": "user", "content": "the cat sat"}, {"role": "assistant", "content": "the cat"}]}"#;
 /// std::fs::write(&file, line)?;
 /// let tokenizer = Tokenizer::open("tests/fixtures/text/tiny")?;
 /// let data = Conversations::read(&file)?.datums(&tokenizer, None)?;
