@@ -17,7 +17,9 @@ use super::api::janitor::Janitor;
 use super::api::service::{Options, Service, check_endpoint};
 use super::http::{Front, Guard, HttpThread, Identity, Limits, Recorder};
 use super::source::ModelSource;
+use super::state::Keep;
 use super::state::State;
+use super::state::memory::Memory;
 use super::state::sessions::LOCAL;
 use super::work::Workshop;
 use crate::error::{Context, Error, Result};
@@ -63,6 +65,8 @@ pub struct Builder {
     guard: Guard,
     body_patience: Duration,
     max_memory: Option<usize>,
+    adapter_memory: Option<usize>,
+    keep_records: Keep,
     request_log: bool,
 }
 
@@ -91,6 +95,8 @@ impl Default for Builder {
             guard: Guard::default(),
             body_patience: Duration::from_secs(30),
             max_memory: None,
+            adapter_memory: None,
+            keep_records: Keep::default(),
             request_log: false,
         }
     }
@@ -160,6 +166,21 @@ impl Builder {
     /// is refused. Default: three quarters of the machine's.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
+        self
+    }
+
+    /// How much memory adapters of sampling clients may take together; those that are not in use go
+    /// to disk beyond it, and come back when they are sampled from. Default: an eighth of
+    /// [`max_memory`](Self::max_memory).
+    pub fn adapter_memory(mut self, bytes: usize) -> Self {
+        self.adapter_memory = Some(bytes);
+        self
+    }
+
+    /// For how long, and how many, ended sessions and runs without checkpoints are listed.
+    /// Default: 90 days, the latest 10,000 of each.
+    pub fn keep_records(mut self, age: Duration, count: usize) -> Self {
+        self.keep_records = Keep { age, count };
         self
     }
 
@@ -329,8 +350,20 @@ impl Builder {
 
     fn service(&self, flags: Flags, scheme: &'static str, runtime: Handle) -> Result<Arc<Service>> {
         let (data, latencies) = (self.data.clone(), self.latencies.clone());
-        let state = Arc::new(State::open(data, self.session_timeout, latencies, runtime)?);
-        let work = Workshop::open(state, self.model.clone(), self.threads, self.max_memory)?;
+        let state = Arc::new(State::open(
+            data,
+            self.session_timeout,
+            self.keep_records,
+            latencies,
+            runtime,
+        )?);
+        let work = Workshop::open(
+            state,
+            self.model.clone(),
+            self.threads,
+            Memory::new(self.max_memory),
+            self.adapter_memory,
+        )?;
         let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);
         let auth = Auth::new(self.users.clone(), jwt_lifetime);
         let options = Options {

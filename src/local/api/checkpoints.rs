@@ -128,7 +128,8 @@ pub(super) fn download(call: &Call) -> Answer {
 fn peft(call: &Call, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
     // The link is the credential.
     let checkpoint = call.state().catalogue.find(path)?;
-    let adapter = call.work().adapters.load(call.work(), path)?;
+    let slot = call.work().adapter(path)?;
+    let adapter = call.work().adapters.take(&slot)?;
     Ok(adapter.to_peft(&checkpoint.base_model)?)
 }
 

@@ -1,6 +1,6 @@
 //! The OpenAI-compatible endpoints: what a request means and how its answer looks.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -90,7 +90,7 @@ pub(super) fn models(call: &Call) -> Answer {
 
 /// `completions` and `chat/completions`, whole or streamed. Errors have OpenAI's shape.
 pub(super) async fn complete(call: Call, style: Style) -> Answer {
-    match try_complete(&call, style).await {
+    match try_complete(Arc::new(call), style).await {
         Ok(reply) => Ok(reply),
         Err(Refusal { status, detail }) => {
             let error = json!({"message": detail, "type": "invalid_request_error"});
@@ -99,10 +99,17 @@ pub(super) async fn complete(call: Call, style: Style) -> Answer {
     }
 }
 
-async fn try_complete(call: &Call, style: Style) -> Answer {
-    let wanted: Wanted = call.json()?;
-    let shape = Shape::new(&wanted, style);
-    let generation = generation(call, wanted, style)?;
+async fn try_complete(call: Arc<Call>, style: Style) -> Answer {
+    let asked = call.clone();
+    // Templates run, texts are tokenised and adapters read: not on the thread of the connections.
+    let prepare = move || {
+        let wanted: Wanted = asked.json()?;
+        let shape = Shape::new(&wanted, style);
+        Ok((shape, generation(&asked, wanted, style)?))
+    };
+    let (shape, generation) = tokio::task::spawn_blocking(prepare)
+        .await
+        .unwrap_or_else(|_| Err(Refusal::internal("the handler failed")))?;
     let prompt_tokens = generation.prompt_tokens();
     if shape.stream {
         let (sender, chunks) = mpsc::unbounded_channel();
@@ -193,15 +200,19 @@ fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, R
         let tokens = call.work().vocabulary.encode(text);
         tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
     };
+    let begin = |text: &str| {
+        let tokens = call.work().vocabulary.encode_start(text);
+        tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
+    };
     let config = call.work().base.config();
     let prompts = match (style, wanted.prompt) {
         (Style::Chat, _) => vec![encode(
             &wanted.conversation.render(&call.work().vocabulary)?,
         )?],
-        (Style::Completion, Some(Prompt::Text(text))) => vec![encode(&text)?],
+        (Style::Completion, Some(Prompt::Text(text))) => vec![begin(&text)?],
         (Style::Completion, Some(Prompt::Texts(texts))) => texts
             .iter()
-            .map(|text| encode(text))
+            .map(|text| begin(text))
             .collect::<Result<_, _>>()?,
         (Style::Completion, Some(Prompt::Tokens(tokens))) => vec![tokens],
         (Style::Completion, Some(Prompt::Lists(lists))) => lists,

@@ -59,7 +59,7 @@ pub(super) fn new_sampler(
             if path.kind() == CheckpointKind::External {
                 return Err(Refusal::bad("external weights are for other programs"));
             }
-            let adapter = call.work().adapters.load(call.work(), &path)?;
+            let adapter = call.work().adapter(&path)?;
             (Some(path), Some(adapter))
         }
         (None, Some(_)) => (None, None),

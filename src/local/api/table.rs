@@ -11,6 +11,7 @@ use super::{
     session, sessions, training, weights,
 };
 use crate::local::http::{Refusal, percent_decode};
+use crate::types::CheckpointKind;
 use crate::wire::route::{self as wire, Method::*};
 
 /// One endpoint.
@@ -178,7 +179,25 @@ pub(super) fn find(
         refusal.status = StatusCode::METHOD_NOT_ALLOWED;
         return Err(refusal);
     }
-    Err(Refusal::missing(format!("no such path: {path}")))
+    // A checkpoint's name alone is not its id.
+    let hint = match path.split_once("/checkpoints/") {
+        Some((_, rest)) if !is_kind(rest.split('/').next().unwrap_or_default()) => {
+            ": a checkpoint is named by kind and name, such as checkpoints/weights/NAME or \
+             checkpoints/sampler_weights/NAME"
+        }
+        _ => "",
+    };
+    Err(Refusal::missing(format!("no such path: {path}{hint}")))
+}
+
+/// Whether a segment names a kind of checkpoints.
+fn is_kind(segment: &str) -> bool {
+    let kinds = [
+        CheckpointKind::Training,
+        CheckpointKind::Sampler,
+        CheckpointKind::External,
+    ];
+    kinds.iter().any(|kind| kind.segment() == segment)
 }
 
 /// Whether this is the path of an endpoint, as faults and latencies name it.
@@ -192,6 +211,7 @@ fn matched(template: &str, path: &str) -> Option<Vec<String>> {
     for expected in template.split('/') {
         let segment = actual.next()?;
         match expected {
+            "{ckpt}" if !is_kind(segment) => return None,
             "{ckpt}" => segments.push(percent_decode(&format!("{segment}/{}", actual.next()?))),
             _ if expected.starts_with('{') => segments.push(percent_decode(segment)),
             _ if expected != segment => return None,
@@ -239,6 +259,11 @@ mod tests {
             Ok(("sessions/search", &[])),
         );
         check(Method::GET, "/oai/api/v1/models", Ok(("models", &[])));
+        check(
+            Method::GET,
+            "/api/v1/training_runs/r/checkpoints/sw1/archive",
+            Err(404),
+        );
         check(Method::GET, "/api/v1/asample", Err(405));
         check(Method::GET, "/api/v1/nothing", Err(404));
         check(Method::GET, "/asample", Err(404));

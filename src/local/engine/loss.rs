@@ -1,6 +1,7 @@
 //! The service's loss functions: scalar functions of target log-probabilities.
 //!
-//! Every loss is a sum over tokens, so the engine needs only its value and `dL/dlogp`.
+//! A policy loss takes `weights` too, which multiply its terms token by token. Every loss is a sum
+//! over tokens, so the engine needs only its value and `dL/dlogp`.
 
 use super::train::Datum;
 use crate::error::{Error, Result};
@@ -56,10 +57,13 @@ impl Loss {
                 low: 0.8,
                 high: 1.2,
             }),
+            // One-sided, as the service's tutorial has it since June 2026.
             "cispo" => Self::Cispo(Clip {
-                low: 0.8,
-                high: 1.2,
+                low: 0.0,
+                high: 4.0,
             }),
+            // The service has published no defaults for dro and gspo: these are our reading, after
+            // the papers that propose them.
             "dro" => Self::Dro { beta: 0.05 },
             "gspo" => Self::Gspo(Clip {
                 low: 1.0 - 3e-4,
@@ -144,6 +148,13 @@ impl Loss {
                 ));
             }
         }
+        if matches!(self, Self::Gspo(_)) && inputs.weights.iter().any(|weight| *weight != 1.0) {
+            return Err(Error::invalid(
+                "loss_fn_inputs.weights",
+                "gspo's ratio belongs to the whole sequence, so it takes no weights of tokens; \
+                 sequence_ratio_mask says which tokens count",
+            ));
+        }
         if datum.width > 1 && *self != Self::CrossEntropy {
             return Err(Error::invalid(
                 "loss_fn_inputs.target_tokens",
@@ -171,7 +182,7 @@ impl Loss {
                 gradient,
             }
         };
-        match *self {
+        let mut terms = match *self {
             Self::CrossEntropy => terms(&|index| {
                 let weight = f64::from(inputs.weights[index]);
                 (-weight * f64::from(logp[index]), -weight)
@@ -198,7 +209,15 @@ impl Loss {
                 (-gain, beta * drift - token.advantage)
             }),
             Self::Gspo(clip) => gspo(clip, datum, &(0..logp.len()).map(token).collect::<Vec<_>>()),
+        };
+        if *self != Self::CrossEntropy {
+            let of_tokens = terms.elementwise.iter_mut().zip(&mut terms.gradient);
+            for ((value, gradient), weight) in of_tokens.zip(&inputs.weights) {
+                *value *= weight;
+                *gradient *= weight;
+            }
         }
+        terms
     }
 
     fn required(&self) -> &'static [&'static str] {

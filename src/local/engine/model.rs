@@ -184,6 +184,19 @@ impl Base {
         &self.inner.weights
     }
 
+    /// A number that tells models apart, whatever they are called: of all norms, which are few and
+    /// differ between any two trainings.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let weights = self.weights();
+        let norms = weights.layers.iter().map(|layer| &layer.attention_norm[..]);
+        let all = norms.chain([&weights.norm[..]]).flatten();
+        let mut sum = 0xCBF2_9CE4_8422_2325 ^ weights.len() as u64;
+        for value in all {
+            sum = (sum ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01B3);
+        }
+        sum
+    }
+
     /// Number of threads that work on it.
     pub(crate) fn threads(&self) -> usize {
         self.inner.pool.current_num_threads()

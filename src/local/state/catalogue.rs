@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::StateError;
 use super::disk::{self, Record};
 use super::folder::Folder;
-use super::ledger::{Ledger, Page};
+use super::ledger::Ledger;
 use super::sessions::{Session, local};
 use crate::error::{Context, Error, Result};
 use crate::sync::lock;
@@ -45,6 +45,9 @@ pub(in crate::local) struct Checkpoint {
     pub(in crate::local) base_model: String,
     pub(in crate::local) lora: LoraConfig,
     pub(in crate::local) time: Timestamp,
+    /// Which model it was made on; names can be the same.
+    #[serde(default)]
+    pub(in crate::local) fingerprint: Option<u64>,
     /// The file of the weights, beside the record: a new one each time, so that replacing the
     /// record replaces both at once.
     pub(in crate::local) file: String,
@@ -76,7 +79,24 @@ pub(in crate::local) struct Catalogue {
 #[derive(Debug, Default)]
 struct Shelves {
     runs: BTreeMap<String, Run>,
-    checkpoints: BTreeMap<TinkerPath, Checkpoint>,
+    /// By run, so that a run's are found without looking at all.
+    checkpoints: BTreeMap<String, BTreeMap<TinkerPath, Checkpoint>>,
+}
+
+impl Shelves {
+    fn put(&mut self, checkpoint: Checkpoint) {
+        let run = self.checkpoints.entry(checkpoint.path.run_id().to_string());
+        run.or_default().insert(checkpoint.path.clone(), checkpoint);
+    }
+
+    fn remove(&mut self, path: &TinkerPath) {
+        if let Some(run) = self.checkpoints.get_mut(&**path.run_id()) {
+            run.remove(path);
+            if run.is_empty() {
+                self.checkpoints.remove(&**path.run_id());
+            }
+        }
+    }
 }
 
 impl Catalogue {
@@ -92,11 +112,8 @@ impl Catalogue {
         unreadable.extend(more);
         let (checkpoints, more) = read_checkpoints(&root.join("checkpoints"));
         unreadable.extend(more);
-        let (ledger, damaged) = disk::read_records::<Page>(&root.join("ledger"));
+        let ledger = Ledger::open(&root.join("ledger"));
         let mut problems: Vec<String> = unreadable.values().cloned().collect();
-        for (path, problem) in damaged {
-            problems.push(disk::set_aside(&path, &root.join("damaged"), &problem));
-        }
         let mut shelves = Shelves::default();
         for record in runs {
             shelves.runs.insert(record.value.id.clone(), record.value);
@@ -106,7 +123,7 @@ impl Catalogue {
             let weights = path.with_file_name(&value.file);
             if weights.exists() {
                 known.insert(weights);
-                shelves.checkpoints.insert(value.path.clone(), value);
+                shelves.put(value);
             } else {
                 let problem = format!("{}: its weights {} are missing", path.display(), value.file);
                 log::warn!("local server: {problem}");
@@ -132,7 +149,6 @@ impl Catalogue {
             problems: Mutex::new(problems),
         };
         let sessions = sessions.into_iter().map(|record| record.value).collect();
-        let ledger = Ledger::new(ledger.into_iter().map(|record| record.value));
         Ok((catalogue, sessions, ledger))
     }
 
@@ -148,16 +164,6 @@ impl Catalogue {
     pub(in crate::local) fn keep_session(&self, session: &Session) -> Result<()> {
         let name = format!("{}.json", disk::escape_id(&session.id));
         disk::write_record(&self.root().join("sessions").join(name), session)
-    }
-
-    /// Writes down what was counted and done since the last time.
-    pub(in crate::local) fn keep_ledger(&self, ledger: &Ledger) {
-        if let Some(page) = ledger.changed() {
-            let file = self.root().join("ledger").join("ledger.json");
-            if let Err(error) = disk::write_record(&file, &page) {
-                log::warn!("local server: {error}");
-            }
-        }
     }
 
     pub(in crate::local) fn add_run(&self, run: Run) -> Result<()> {
@@ -215,7 +221,7 @@ impl Catalogue {
         disk::publish(&file)?;
         let run = {
             let mut shelves = lock(&self.shelves);
-            shelves.checkpoints.insert(path.clone(), checkpoint);
+            shelves.put(checkpoint);
             shelves.runs.get(&**path.run_id()).cloned()
         };
         if let Some(replaced) = replaced {
@@ -228,7 +234,11 @@ impl Catalogue {
     }
 
     pub(in crate::local) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
-        lock(&self.shelves).checkpoints.get(path).cloned()
+        lock(&self.shelves)
+            .checkpoints
+            .get(&**path.run_id())?
+            .get(path)
+            .cloned()
     }
 
     /// A checkpoint that must be there.
@@ -252,12 +262,16 @@ impl Catalogue {
     /// Checkpoints, newest first; of one run if it is named.
     pub(in crate::local) fn checkpoints(&self, run: Option<&str>) -> Vec<Checkpoint> {
         let shelves = lock(&self.shelves);
-        let mut list: Vec<Checkpoint> = shelves
-            .checkpoints
-            .values()
-            .filter(|checkpoint| run.is_none_or(|run| &**checkpoint.path.run_id() == run))
-            .cloned()
-            .collect();
+        let mut list: Vec<Checkpoint> = match run {
+            Some(run) => {
+                let run = shelves.checkpoints.get(run).into_iter();
+                run.flat_map(BTreeMap::values).cloned().collect()
+            }
+            None => {
+                let runs = shelves.checkpoints.values();
+                runs.flat_map(BTreeMap::values).cloned().collect()
+            }
+        };
         list.sort_by(|a, b| (b.time, &b.path).cmp(&(a.time, &a.path)));
         list
     }
@@ -291,9 +305,7 @@ impl Catalogue {
         let mut checkpoint = self.find(path)?;
         change(&mut checkpoint);
         self.write_checkpoint(&checkpoint)?;
-        lock(&self.shelves)
-            .checkpoints
-            .insert(path.clone(), checkpoint);
+        lock(&self.shelves).put(checkpoint);
         Ok(())
     }
 
@@ -304,7 +316,7 @@ impl Catalogue {
         let record = self.record_file(path);
         let deleted = record.with_extension(DELETED);
         disk::rename(&record, &deleted)?;
-        lock(&self.shelves).checkpoints.remove(path);
+        lock(&self.shelves).remove(path);
         finish_deleting(&deleted)?;
         Ok(())
     }
@@ -314,12 +326,46 @@ impl Catalogue {
         let expired: Vec<TinkerPath> = lock(&self.shelves)
             .checkpoints
             .values()
+            .flat_map(BTreeMap::values)
             .filter(|checkpoint| checkpoint.expires_at.is_some_and(|at| at <= now))
             .map(|checkpoint| checkpoint.path.clone())
             .collect();
         for path in expired {
             if let Err(error) = self.delete(&path) {
                 log::warn!("local server: {path} has expired but stays: {}", error);
+            }
+        }
+    }
+
+    /// Forgets runs that are older than `since` or not among the latest `count`, are not alive and
+    /// have no checkpoints.
+    pub(in crate::local) fn prune_runs(
+        &self,
+        since: Timestamp,
+        count: usize,
+        is_alive: impl Fn(&str) -> bool,
+    ) {
+        let runs = self.runs().into_iter().enumerate();
+        let over = runs.filter(|(place, run)| *place >= count || run.last_request_time < since);
+        for (_, run) in over {
+            let mut shelves = lock(&self.shelves);
+            if shelves.checkpoints.contains_key(&run.id) || is_alive(&run.id) {
+                continue;
+            }
+            shelves.runs.remove(&run.id);
+            drop(shelves);
+            if let Err(error) = disk::remove(&self.run_file(&run.id)) {
+                log::warn!("local server: {error}");
+            }
+        }
+    }
+
+    /// Forgets the records of sessions.
+    pub(in crate::local) fn remove_sessions(&self, ids: &[String]) {
+        for id in ids {
+            let name = format!("{}.json", disk::escape_id(id));
+            if let Err(error) = disk::remove(&self.root().join("sessions").join(name)) {
+                log::warn!("local server: {error}");
             }
         }
     }
@@ -331,7 +377,7 @@ impl Catalogue {
         let weights = self.folder(path).join(&checkpoint.file);
         let message = disk::set_aside(&weights, &damaged, error);
         disk::set_aside(&self.record_file(path), &damaged, error);
-        lock(&self.shelves).checkpoints.remove(path);
+        lock(&self.shelves).remove(path);
         lock(&self.problems).push(message);
         format!("{path} is damaged and was set aside: {error}")
     }

@@ -41,11 +41,20 @@ impl Folder {
     ///
     /// If the folder holds files and no marker, belongs to a newer version, or is in use.
     pub(in crate::local) fn open(folder: Option<PathBuf>) -> Result<Self> {
-        let temporary = folder.is_none();
-        let root = folder.unwrap_or_else(|| {
-            sweep_temporary(&std::env::temp_dir());
-            std::env::temp_dir().join(format!("{TEMPORARY}{}", uuid::Uuid::new_v4()))
-        });
+        match folder {
+            Some(root) => Self::claim(root, false),
+            None => Self::temporary_in(&std::env::temp_dir()),
+        }
+    }
+
+    /// Makes a folder that goes with this server; those of servers that are gone are swept.
+    pub(super) fn temporary_in(parent: &Path) -> Result<Self> {
+        sweep_temporary(parent);
+        let root = parent.join(format!("{TEMPORARY}{}", uuid::Uuid::new_v4()));
+        Self::claim(root, true)
+    }
+
+    fn claim(root: PathBuf, temporary: bool) -> Result<Self> {
         let cannot = |error: std::io::Error| {
             let message = format!("cannot use the data folder {}", root.display());
             Error::Config(Context::caused(message, error))

@@ -1,15 +1,25 @@
 //! What was used, by the hour, and what was done with checkpoints.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
+use super::disk;
+use crate::error::{Context, Error, Result};
 use crate::sync::lock;
 use crate::types::{Timestamp, TinkerPath};
 
 /// How many deeds are remembered.
 const DEEDS: usize = 100_000;
+
+/// A file is written anew when it is twice as long as it need be, but not below this.
+const COMPACT: u64 = 1 << 20;
+/// Counts are forgotten after this many seconds.
+const OLDEST: i64 = 400 * 24 * 3600;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -63,9 +73,17 @@ pub(in crate::local) struct Deed {
     pub(in crate::local) path: TinkerPath,
 }
 
-/// The ledger as it is written down.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in crate::local) struct Page {
+/// One line of the ledger's file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Count(Count),
+    Deed(Deed),
+}
+
+/// The ledger as earlier versions wrote it: whole.
+#[derive(Debug, Deserialize)]
+struct Page {
     counts: Vec<Count>,
     deeds: Vec<Deed>,
 }
@@ -73,35 +91,131 @@ pub(in crate::local) struct Page {
 #[derive(Debug, Default)]
 pub(in crate::local) struct Ledger {
     books: Mutex<Books>,
+    /// `None` where nothing is written down.
+    journal: Mutex<Option<Journal>>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     counts: BTreeMap<(i64, String, Kind), u64>,
     deeds: Vec<Deed>,
-    changed: bool,
+    /// What was not written down yet.
+    new_counts: BTreeMap<(i64, String, Kind), u64>,
+    new_deeds: Vec<Deed>,
     /// What was counted since the server started, in the order of [`Kind::ALL`].
     totals: [u64; 4],
 }
 
+/// Lines are appended to one file; now and then a new file with all of them takes its place.
+#[derive(Debug)]
+struct Journal {
+    folder: PathBuf,
+    /// The number of the file.
+    generation: u64,
+    bytes: u64,
+    /// Beyond this the file is written anew.
+    compact_at: u64,
+}
+
+impl Journal {
+    fn file(&self, generation: u64) -> PathBuf {
+        self.folder.join(format!("{generation:06}.jsonl"))
+    }
+
+    fn append(&mut self, text: &str) -> std::io::Result<()> {
+        std::fs::create_dir_all(&self.folder)?;
+        let mut file = File::options()
+            .create(true)
+            .append(true)
+            .open(self.file(self.generation))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_data()?;
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Puts a file with these lines in the place of the current one.
+    fn compact(&mut self, text: &str) -> Result<()> {
+        disk::write(&self.file(self.generation + 1), text.as_bytes())?;
+        // The new file is complete, so the old one is not needed.
+        let _ = std::fs::remove_file(self.file(self.generation));
+        self.generation += 1;
+        self.bytes = text.len() as u64;
+        self.compact_at = (self.bytes * 2).max(COMPACT);
+        Ok(())
+    }
+}
+
 impl Ledger {
-    /// Goes on from what was written down.
-    pub(in crate::local) fn new(pages: impl Iterator<Item = Page>) -> Self {
+    /// Goes on from what was written down in a folder.
+    ///
+    /// Of several files the newest counts: each is complete before it gets its name. A line that
+    /// was cut short by a crash is skipped.
+    pub(super) fn open(folder: &Path) -> Self {
+        let newest = disk::files(folder, ".jsonl").pop();
+        let number = |path: &PathBuf| path.file_stem()?.to_str()?.parse::<u64>().ok();
+        let generation = newest.as_ref().and_then(number).unwrap_or(0);
+        let text = newest.and_then(|path| std::fs::read(path).ok());
+        let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default()).into_owned();
+        let mut lines: Vec<Line> = text.lines().flat_map(serde_json::from_str).collect();
+        if generation == 0
+            && let Ok(page) = disk::read_record::<Page>(&folder.join("ledger.json"))
+        {
+            lines.extend(page.counts.into_iter().map(Line::Count));
+            lines.extend(page.deeds.into_iter().map(Line::Deed));
+        }
         let mut books = Books::default();
-        for page in pages {
-            for Count {
-                hour,
-                session,
-                kind,
-                count,
-            } in page.counts
-            {
-                *books.counts.entry((hour, session, kind)).or_default() += count;
+        for line in lines {
+            match line {
+                Line::Count(Count {
+                    hour,
+                    session,
+                    kind,
+                    count,
+                }) => *books.counts.entry((hour, session, kind)).or_default() += count,
+                Line::Deed(deed) => books.deeds.push(deed),
             }
-            books.deeds.extend(page.deeds);
         }
         Self {
             books: Mutex::new(books),
+            journal: Mutex::new(Some(Journal {
+                folder: folder.to_owned(),
+                generation,
+                bytes: text.len() as u64,
+                // The first line written makes a file of the current kind, without a cut line.
+                compact_at: 0,
+            })),
+        }
+    }
+
+    /// Writes down what is new.
+    pub(in crate::local) fn write(&self) {
+        let mut journal = lock(&self.journal);
+        let Some(journal) = &mut *journal else { return };
+        let (new, all) = {
+            let mut books = lock(&self.books);
+            if books.new_counts.is_empty() && books.new_deeds.is_empty() {
+                return;
+            }
+            let (counts, deeds) = (
+                std::mem::take(&mut books.new_counts),
+                std::mem::take(&mut books.new_deeds),
+            );
+            let new = lines(counts.iter().map(count), &deeds);
+            let due = journal.bytes + new.len() as u64 > journal.compact_at;
+            let all = due.then(|| lines(books.counts.iter().map(count), &books.deeds));
+            (new, all)
+        };
+        let written = match all {
+            Some(all) => journal.compact(&all),
+            None => journal.append(&new).map_err(|error| {
+                Error::Internal(Context::caused("cannot write the ledger", error))
+            }),
+        };
+        if let Err(error) = written {
+            // All of it is written as soon as that works again.
+            journal.compact_at = 0;
+            log::warn!("local server: {error}");
         }
     }
 
@@ -110,9 +224,15 @@ impl Ledger {
         let hour = now.as_second() - now.as_second().rem_euclid(3600);
         let mut books = lock(&self.books);
         let key = (hour, session.to_owned(), kind);
-        *books.counts.entry(key).or_default() += count;
+        *books.counts.entry(key.clone()).or_default() += count;
+        *books.new_counts.entry(key).or_default() += count;
         books.totals[kind as usize] += count;
-        books.changed = true;
+        let oldest = hour - OLDEST;
+        while let Some(first) = books.counts.first_entry()
+            && first.key().0 < oldest
+        {
+            first.remove();
+        }
     }
 
     /// Notes a deed.
@@ -121,12 +241,13 @@ impl Ledger {
         if books.deeds.len() >= DEEDS {
             books.deeds.drain(..DEEDS / 10);
         }
-        books.deeds.push(Deed {
+        let deed = Deed {
             time: now,
             event: event.to_owned(),
             path: path.clone(),
-        });
-        books.changed = true;
+        };
+        books.deeds.push(deed.clone());
+        books.new_deeds.push(deed);
     }
 
     /// What was counted since the server started.
@@ -149,18 +270,18 @@ impl Ledger {
     pub(in crate::local) fn deeds(&self) -> Vec<Deed> {
         lock(&self.books).deeds.clone()
     }
+}
 
-    /// What to write down; `None` if nothing happened since the last time.
-    pub(in crate::local) fn changed(&self) -> Option<Page> {
-        let mut books = lock(&self.books);
-        if !std::mem::take(&mut books.changed) {
-            return None;
-        }
-        Some(Page {
-            counts: books.counts.iter().map(count).collect(),
-            deeds: books.deeds.clone(),
-        })
+fn lines(counts: impl Iterator<Item = Count>, deeds: &[Deed]) -> String {
+    let deeds = deeds.iter().cloned().map(Line::Deed);
+    let lines = counts.map(Line::Count).chain(deeds);
+    let mut text = String::new();
+    for line in lines {
+        // Plain values, which can be encoded.
+        text += &serde_json::to_string(&line).unwrap_or_default();
+        text.push('\n');
     }
+    text
 }
 
 fn count(((hour, session, kind), count): (&(i64, String, Kind), &u64)) -> Count {
@@ -189,9 +310,36 @@ mod tests {
         };
         assert_eq!(counts(&ledger, 0, 7200), [5, 8]);
         assert_eq!(counts(&ledger, 3600, 7200), [8]);
-        let page = ledger.changed().unwrap();
-        assert!(ledger.changed().is_none());
-        let again = Ledger::new([page].into_iter());
-        assert_eq!(counts(&again, 0, 7200), [5, 8]);
+    }
+
+    #[test]
+    fn goes_on_from_what_was_appended_compacted_or_cut_short() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let total = |ledger: &Ledger| -> u64 {
+            ledger
+                .counts(at(0), at(7200))
+                .iter()
+                .map(|one| one.count)
+                .sum()
+        };
+        let path: TinkerPath = "tinker://run/weights/a".parse().unwrap();
+        for round in 1..=5 {
+            let ledger = Ledger::open(folder.path());
+            assert_eq!(total(&ledger), 30 * (round - 1));
+            assert_eq!(ledger.deeds().len() as u64, round - 1);
+            for _ in 0..10 {
+                ledger.count(at(3600), "s", Kind::Training, 3);
+                ledger.write();
+            }
+            ledger.note(at(3600), "saved", &path);
+            ledger.write();
+            ledger.write();
+            let file = disk::files(folder.path(), ".jsonl").pop().unwrap();
+            // A crash in the middle of a line.
+            let mut file = File::options().append(true).open(file).unwrap();
+            file.write_all(b"{\"count\": {\"ho").unwrap();
+        }
+        assert_eq!(disk::files(folder.path(), ".jsonl").len(), 1);
     }
 }

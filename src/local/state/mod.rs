@@ -3,6 +3,7 @@
 //! Stores know nothing of HTTP. What they cannot do they say with a [`StateError`], or with the
 //! crate's [`Error`] where a value or a file is at fault.
 
+pub(super) mod adapters;
 pub(super) mod catalogue;
 pub(super) mod disk;
 pub(super) mod downloads;
@@ -82,6 +83,22 @@ pub(super) fn now() -> Timestamp {
     Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
 }
 
+/// How long records are kept that nothing needs any more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keep {
+    pub(super) age: Duration,
+    pub(super) count: usize,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self {
+            age: Duration::from_secs(90 * 24 * 3600),
+            count: 10_000,
+        }
+    }
+}
+
 /// Everything there is to remember.
 #[derive(Debug)]
 pub(super) struct State {
@@ -94,6 +111,7 @@ pub(super) struct State {
     pub(super) ledger: Ledger,
     pub(super) traces: Traces,
     pub(super) downloads: Downloads,
+    keep: Keep,
     /// How much later the results of an endpoint come, for tests of clients.
     latencies: HashMap<String, Duration>,
     /// Where results wait for that.
@@ -105,6 +123,7 @@ impl State {
     pub(super) fn open(
         data: Option<PathBuf>,
         session_timeout: Duration,
+        keep: Keep,
         latencies: HashMap<String, Duration>,
         runtime: Handle,
     ) -> Result<Self> {
@@ -119,6 +138,7 @@ impl State {
             ledger,
             traces: Traces::default(),
             downloads: Downloads::default(),
+            keep,
             latencies,
             runtime,
             stopped: watch::channel(false).0,
@@ -203,7 +223,19 @@ impl State {
         }
         self.futures.sweep(now);
         self.catalogue.expire(self::now());
-        self.catalogue.keep_ledger(&self.ledger);
+        self.ledger.write();
+        self.prune(self::now());
+    }
+
+    /// Forgets the records of what ended long ago.
+    fn prune(&self, now: Timestamp) {
+        let age = i64::try_from(self.keep.age.as_secs()).unwrap_or(i64::MAX);
+        let since = Timestamp::from_second(now.as_second().saturating_sub(age));
+        let since = since.unwrap_or(Timestamp::MIN);
+        let sessions = self.sessions.prune(since, self.keep.count);
+        self.catalogue.remove_sessions(&sessions);
+        let is_alive = |id: &str| self.models.get(id).is_ok();
+        self.catalogue.prune_runs(since, self.keep.count, is_alive);
     }
 
     /// Answers whoever waits; nothing new is waited for.

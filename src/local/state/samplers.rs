@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::StateError;
+use super::adapters::Slot;
 use super::futures::Futures;
-use crate::local::engine::Adapter;
 use crate::sync::lock;
 use crate::types::TinkerPath;
 
@@ -18,7 +18,7 @@ pub(in crate::local) struct Sampler {
     pub(in crate::local) base_model: String,
     pub(in crate::local) model_path: Option<TinkerPath>,
     /// The weights as they were when the session began; `None` samples from the base.
-    pub(in crate::local) adapter: Option<Arc<Adapter>>,
+    pub(in crate::local) adapter: Option<Arc<Slot>>,
     /// How many clients share the session, the first one included.
     clients: AtomicU64,
 }
@@ -29,7 +29,7 @@ impl Sampler {
         session_id: String,
         base_model: String,
         model_path: Option<TinkerPath>,
-        adapter: Option<Arc<Adapter>>,
+        adapter: Option<Arc<Slot>>,
     ) -> Self {
         Self {
             id,

@@ -174,6 +174,22 @@ impl Sessions {
         all.values().filter(active).count()
     }
 
+    /// Forgets ended sessions that are older than `since` or not among the latest `count`.
+    pub(in crate::local) fn prune(&self, since: Timestamp, count: usize) -> Vec<String> {
+        let ended = |session: &Session| session.status != SessionStatus::Active;
+        let list = self.list().into_iter().enumerate();
+        let over = list.filter(|(place, one)| *place >= count || one.created_at < since);
+        let over: Vec<String> = over
+            .filter(|(_, session)| ended(session))
+            .map(|(_, session)| session.id)
+            .collect();
+        let mut all = lock(&self.all);
+        for id in &over {
+            all.remove(id);
+        }
+        over
+    }
+
     /// Every session, newest first.
     pub(in crate::local) fn list(&self) -> Vec<Session> {
         let mut list: Vec<Session> = lock(&self.all)

@@ -1,5 +1,6 @@
 //! The thread that samples: requests join the engine's batch as they come.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,14 +10,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::error::{Context, Error, Result};
-use crate::local::engine::{Adapter, Base, Batch, Listener, SampleRequest};
+use crate::local::engine::{Base, Batch, Listener, SampleRequest};
+use crate::local::state::adapters::{Adapters, Slot};
 
 /// How long sampling keeps the engine's threads before training may have a turn.
 const TURN: Duration = Duration::from_millis(20);
 
+/// Requests that wait in the batch itself, with their adapters in memory.
+const AHEAD: usize = 16;
+
 /// One request with whoever waits for it.
 struct Entry {
-    adapter: Option<Arc<Adapter>>,
+    adapter: Option<Arc<Slot>>,
     request: SampleRequest,
     listener: Box<dyn Listener>,
 }
@@ -30,13 +35,13 @@ pub(super) struct SamplingThread {
 }
 
 impl SamplingThread {
-    pub(super) fn start(base: &Base) -> Result<Self> {
+    pub(super) fn start(base: &Base, adapters: Arc<Adapters>) -> Result<Self> {
         let (sender, inbox) = crossbeam_channel::unbounded();
         let closing = Arc::new(AtomicBool::new(false));
         let (base, closes) = (base.clone(), closing.clone());
         let thread = std::thread::Builder::new()
             .name("tinker-local-sample".into())
-            .spawn(move || work(&base, &inbox, &closes))
+            .spawn(move || work(&base, &adapters, &inbox, &closes))
             .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
         Ok(Self {
             inbox: Mutex::new(Some(sender)),
@@ -48,7 +53,7 @@ impl SamplingThread {
     /// Hands a request over; a closed thread drops it, which its listener notices.
     pub(super) fn submit(
         &self,
-        adapter: Option<Arc<Adapter>>,
+        adapter: Option<Arc<Slot>>,
         request: SampleRequest,
         listener: Box<dyn Listener>,
     ) {
@@ -90,20 +95,23 @@ impl std::fmt::Debug for SamplingThread {
     }
 }
 
-fn work(base: &Base, inbox: &Receiver<Entry>, closing: &AtomicBool) {
+fn work(base: &Base, adapters: &Adapters, inbox: &Receiver<Entry>, closing: &AtomicBool) {
     let mut batch = Batch::new(base);
+    let mut waiting = VecDeque::new();
     while !closing.load(Ordering::Relaxed) {
-        if batch.is_idle() {
+        if batch.is_idle() && waiting.is_empty() {
             match inbox.recv() {
-                Ok(entry) => add(&mut batch, entry),
+                Ok(entry) => waiting.push_back(entry),
                 Err(_) => return,
             }
         }
         let turn = || {
             let started = Instant::now();
+            feed(&mut batch, adapters, &mut waiting);
             while !batch.is_idle() && started.elapsed() < TURN {
                 batch.round();
-                inbox.try_iter().for_each(|entry| add(&mut batch, entry));
+                waiting.extend(inbox.try_iter());
+                feed(&mut batch, adapters, &mut waiting);
             }
         };
         if catch_unwind(AssertUnwindSafe(|| base.run(turn))).is_err() {
@@ -114,9 +122,15 @@ fn work(base: &Base, inbox: &Receiver<Entry>, closing: &AtomicBool) {
     }
 }
 
-fn add(batch: &mut Batch<'static>, entry: Entry) {
-    let added = batch.add(entry.adapter, entry.request, entry.listener);
-    if let Err(error) = added {
-        log::error!("local server: an unsuitable request was let in: {error}");
+/// Hands requests to the batch, but no more adapters than it can use soon.
+fn feed(batch: &mut Batch<'static>, adapters: &Adapters, waiting: &mut VecDeque<Entry>) {
+    while batch.waiting() < AHEAD
+        && let Some(entry) = waiting.pop_front()
+    {
+        let adapter = entry.adapter.map(|slot| adapters.take(&slot)).transpose();
+        let added = adapter.and_then(|adapter| batch.add(adapter, entry.request, entry.listener));
+        if let Err(error) = added {
+            log::error!("local server: a request cannot be sampled: {error}");
+        }
     }
 }

@@ -76,6 +76,7 @@ pub(super) fn save(
         owner: workshop.owner_of(model),
         base_model: model.base_model.clone(),
         lora: model.lora.clone(),
+        fingerprint: Some(workshop.base.fingerprint()),
         time: now(),
         file: String::new(),
         size_bytes,
@@ -134,15 +135,21 @@ pub(in crate::local) fn restore(
         let problem = format!("{path} belongs to {}", checkpoint.base_model);
         return Err(Error::invalid("path", problem));
     }
+    if checkpoint
+        .fingerprint
+        .is_some_and(|made_on| made_on != workshop.base.fingerprint())
+    {
+        let name = &workshop.base_model;
+        let problem = format!("{path} was made on another model that is called {name} too");
+        return Err(Error::invalid("path", problem));
+    }
     let what = if optimizer {
         Restore::WithOptimizer
     } else {
         Restore::Weights
     };
     let bytes = workshop.state.catalogue.weights(path)?;
-    Trainer::restore(&workshop.base, &bytes, what).map_err(|error| {
-        let catalogue = &workshop.state.catalogue;
-        let problem = catalogue.report_damage(&checkpoint, &error.to_string());
-        Error::invalid("path", problem)
-    })
+    // The bytes are what was written, so what does not suit is another model's, and stays.
+    Trainer::restore(&workshop.base, &bytes, what)
+        .map_err(|error| Error::invalid("path", format!("{path} cannot be used: {error}")))
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Workshop;
 use super::samples::count;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::{Decoder, Vocabulary};
 use crate::local::engine::{self, Listener, StopReason};
 use crate::local::state::samplers::Sampler;
 
@@ -76,7 +76,9 @@ pub(in crate::local) fn generate(
     });
     let mut offset = 0;
     for request in requests {
-        let texts = (0..request.num_samples).map(|_| Mutex::default()).collect();
+        let texts = (0..request.num_samples)
+            .map(|_| Mutex::new(Text::new(&workshop.vocabulary)))
+            .collect();
         let part = Part {
             whole: whole.clone(),
             offset,
@@ -201,9 +203,10 @@ struct Reader<'a> {
 }
 
 /// The text of one sample as it grows.
-#[derive(Default)]
 struct Text {
-    tokens: Vec<u32>,
+    /// `None` once the sample is done.
+    decoder: Option<Decoder>,
+    bytes: Vec<u8>,
     /// How many bytes were given out.
     sent: usize,
     begun: bool,
@@ -216,35 +219,48 @@ struct Piece {
 }
 
 impl Text {
+    fn new(vocabulary: &Vocabulary) -> Self {
+        Self {
+            decoder: Some(vocabulary.decoder()),
+            bytes: Vec::new(),
+            sent: 0,
+            begun: false,
+        }
+    }
+
     /// Adds a token, and gives out what is certain by now.
     fn push(&mut self, reader: Reader<'_>, token: u32) -> Piece {
-        self.tokens.push(token);
-        let bytes = reader.vocabulary.decode(&self.tokens);
-        let end = match reader.stop_at(&bytes) {
+        if let Some(decoder) = &mut self.decoder {
+            self.bytes.extend(decoder.push(token));
+        }
+        let bytes = &self.bytes;
+        let end = match reader.stop_at(bytes, self.sent) {
             Some(end) => end,
             None => {
-                let end = finished(&bytes).min(bytes.len() - reader.begun_stop(&bytes));
-                whole_characters(&bytes, self.sent, end)
+                let end = bytes.len() - reader.begun_stop(bytes);
+                whole_characters(bytes, self.sent, end)
             }
         };
-        self.give(&bytes, end)
+        self.give(end)
     }
 
     /// Gives out the rest.
     fn finish(&mut self, reader: Reader<'_>) -> Piece {
-        let bytes = reader.vocabulary.decode(&self.tokens);
-        let end = reader.stop_at(&bytes).unwrap_or(bytes.len());
-        self.give(&bytes, end)
+        if let Some(decoder) = self.decoder.take() {
+            self.bytes.extend(decoder.finish());
+        }
+        let end = reader.stop_at(&self.bytes, self.sent);
+        self.give(end.unwrap_or(self.bytes.len()))
     }
 
+    /// All of it, once it is finished.
     fn whole(&self, reader: Reader<'_>) -> String {
-        let bytes = reader.vocabulary.decode(&self.tokens);
-        let end = reader.stop_at(&bytes).unwrap_or(bytes.len());
-        String::from_utf8_lossy(&bytes[..end]).into_owned()
+        let end = reader.stop_at(&self.bytes, 0).unwrap_or(self.bytes.len());
+        String::from_utf8_lossy(&self.bytes[..end]).into_owned()
     }
 
-    fn give(&mut self, bytes: &[u8], end: usize) -> Piece {
-        let new = bytes.get(self.sent..end).unwrap_or_default();
+    fn give(&mut self, end: usize) -> Piece {
+        let new = self.bytes.get(self.sent..end).unwrap_or_default();
         let text = String::from_utf8_lossy(new).into_owned();
         self.sent = self.sent.max(end);
         let first = !self.begun && !text.is_empty();
@@ -254,10 +270,14 @@ impl Text {
 }
 
 impl Reader<'_> {
-    /// Where the first stop string begins.
-    fn stop_at(&self, bytes: &[u8]) -> Option<usize> {
+    /// Where the first stop string begins; none does in the bytes before `sent`, but one may have
+    /// begun there.
+    fn stop_at(&self, bytes: &[u8], sent: usize) -> Option<usize> {
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let start = sent.saturating_sub(longest);
         let stops = self.stops.iter().filter(|stop| !stop.is_empty());
-        stops.filter_map(|stop| find(bytes, stop.as_bytes())).min()
+        let found = stops.filter_map(|stop| find(&bytes[start..], stop.as_bytes()));
+        found.min().map(|at| start + at)
     }
 
     /// How many bytes at the end may be the beginning of a stop string.
@@ -279,15 +299,6 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes
         .windows(wanted.len())
         .position(|window| window == wanted)
-}
-
-/// Where the text ends for certain: tokenizers spell a character that lacks its last bytes `U+FFFD`.
-fn finished(bytes: &[u8]) -> usize {
-    let mut text = bytes;
-    while let Some(rest) = text.strip_suffix("\u{fffd}".as_bytes()) {
-        text = rest;
-    }
-    text.len()
 }
 
 /// The end of the last whole character before `end`.
@@ -321,7 +332,7 @@ mod tests {
             vocabulary: &Vocabulary::Bytes,
             stops: &stops,
         };
-        let mut growing = Text::default();
+        let mut growing = Text::new(&Vocabulary::Bytes);
         let mut pieces: Vec<String> = text
             .bytes()
             .map(|byte| growing.push(reader, u32::from(byte)).text)
@@ -344,7 +355,7 @@ mod tests {
             vocabulary: &Vocabulary::Bytes,
             stops: &[],
         };
-        let mut growing = Text::default();
+        let mut growing = Text::new(&Vocabulary::Bytes);
         let mut text: String = bytes
             .iter()
             .map(|byte| growing.push(reader, u32::from(*byte)).text)
@@ -352,12 +363,6 @@ mod tests {
         text += &growing.finish(reader).text;
         assert_eq!(text, String::from_utf8_lossy(&bytes));
         assert_eq!(text, growing.whole(reader));
-    }
-
-    #[test]
-    fn a_character_in_several_tokens_waits_for_all_of_them() {
-        check("a\u{fffd}", &[], &["a", "\u{fffd}"]);
-        check("\u{fffd}b", &[], &["\u{fffd}b"]);
     }
 
     #[test]

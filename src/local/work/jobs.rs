@@ -126,7 +126,7 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
                 model.session_id.clone(),
                 model.base_model.clone(),
                 None,
-                Some(trainer.adapter()),
+                Some(workshop.adapters.keep(trainer.adapter())),
             );
             workshop.state.add_sampler(sampling_session_seq_id, sampler);
             let saved = SaveWeightsForSamplerResponse {

@@ -1,6 +1,5 @@
 //! The threads that run models, and the work they are given.
 
-pub(super) mod adapters;
 mod batch;
 pub(super) mod checkpoints;
 pub(super) mod convert;
@@ -18,11 +17,12 @@ use std::sync::Arc;
 use super::engine::Base;
 use super::source::ModelSource;
 use super::state::State;
+use super::state::adapters::{Adapters, Slot};
 use super::state::memory::Memory;
 use super::state::models::Model;
 use super::state::sessions::LOCAL;
 use crate::error::{Context, Error, Result};
-use adapters::Adapters;
+use crate::types::TinkerPath;
 use batch::SamplingThread;
 use crew::Crew;
 use vocabulary::Vocabulary;
@@ -39,7 +39,7 @@ pub(super) struct Workshop {
     pub(super) vocabulary: Vocabulary,
     /// The folder clients load the tokenizer from.
     pub(super) tokenizer: PathBuf,
-    pub(super) adapters: Adapters,
+    pub(super) adapters: Arc<Adapters>,
     pub(super) memory: Memory,
     trainers: Crew,
     sampling: SamplingThread,
@@ -51,7 +51,8 @@ impl Workshop {
         state: Arc<State>,
         model: Option<ModelSource>,
         threads: usize,
-        memory: Option<usize>,
+        memory: Memory,
+        adapter_memory: Option<usize>,
     ) -> Result<Self> {
         let (base, base_model, vocabulary, tokenizer) = match model {
             None => (
@@ -77,17 +78,26 @@ impl Workshop {
                 )
             }
         };
+        let budget = adapter_memory.unwrap_or(memory.limit() / 8);
+        let root = state.catalogue.root().to_owned();
+        let adapters = Arc::new(Adapters::new(base.clone(), budget, root));
         Ok(Self {
             state,
             base_model,
             vocabulary,
             tokenizer,
-            adapters: Adapters::default(),
-            memory: Memory::new(memory),
+            memory,
             trainers: Crew::new("tinker-local-train", base.threads().clamp(1, 8))?,
-            sampling: SamplingThread::start(&base)?,
+            sampling: SamplingThread::start(&base, adapters.clone())?,
+            adapters,
             base,
         })
+    }
+
+    /// The adapter of a checkpoint.
+    pub(super) fn adapter(&self, path: &TinkerPath) -> Result<Arc<Slot>> {
+        let load = || Ok(checkpoints::restore(self, path, false)?.adapter());
+        self.adapters.of_checkpoint(path, load)
     }
 
     /// Whose model it is.
@@ -101,6 +111,6 @@ impl Workshop {
         self.state.futures.cancel_all();
         self.trainers.close();
         self.sampling.close();
-        self.state.catalogue.keep_ledger(&self.state.ledger);
+        self.state.ledger.write();
     }
 }

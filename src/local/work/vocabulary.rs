@@ -59,6 +59,40 @@ impl Vocabulary {
         }
     }
 
+    /// The tokens of a text that begins there: with the mark that the tokenizer puts first.
+    pub(in crate::local) fn encode_start(&self, text: &str) -> Option<Vec<u32>> {
+        match self {
+            #[cfg(feature = "text")]
+            Self::Tokenizer(tokenizer) => {
+                let mut tokens = self.encode(text)?;
+                let with_marks = tokenizer.encode(text).ok()?;
+                let bos = tokenizer
+                    .bos_id()
+                    .filter(|bos| with_marks.first() == Some(bos));
+                let bos = bos.map(i32::cast_unsigned);
+                if let Some(bos) = bos.filter(|bos| tokens.first() != Some(bos)) {
+                    tokens.insert(0, bos);
+                }
+                Some(tokens)
+            }
+            _ => self.encode(text),
+        }
+    }
+
+    /// What turns a growing sample into text, token by token.
+    pub(in crate::local) fn decoder(&self) -> Decoder {
+        match self {
+            Self::Bytes => Decoder::Bytes,
+            #[cfg(feature = "text")]
+            Self::Tokenizer(tokenizer) => {
+                let stream = tokenizer.decode_stream().skip_special_tokens();
+                Decoder::Stream(Box::new(stream))
+            }
+            #[cfg(not(feature = "text"))]
+            Self::Numbers => Decoder::Numbers,
+        }
+    }
+
     /// The tokens of a text; `None` if this server cannot tell.
     pub(in crate::local) fn encode(&self, text: &str) -> Option<Vec<u32>> {
         match self {
@@ -70,6 +104,40 @@ impl Vocabulary {
             }
             #[cfg(not(feature = "text"))]
             Self::Numbers => None,
+        }
+    }
+}
+
+/// The text of a sample as it grows: the work for a token does not depend on how many came before.
+pub(in crate::local) enum Decoder {
+    Bytes,
+    #[cfg(feature = "text")]
+    Stream(Box<crate::text::DecodeStream>),
+    #[cfg(not(feature = "text"))]
+    Numbers,
+}
+
+impl Decoder {
+    /// The bytes that a token adds to the text, as far as they are certain.
+    pub(in crate::local) fn push(&mut self, token: u32) -> Vec<u8> {
+        match self {
+            Self::Bytes => builtin::decode(&[token]),
+            #[cfg(feature = "text")]
+            Self::Stream(stream) => {
+                let text = stream.push(token as i32).ok().flatten();
+                text.unwrap_or_default().into_bytes()
+            }
+            #[cfg(not(feature = "text"))]
+            Self::Numbers => Vec::new(),
+        }
+    }
+
+    /// What was held back for more tokens.
+    pub(in crate::local) fn finish(self) -> Vec<u8> {
+        match self {
+            #[cfg(feature = "text")]
+            Self::Stream(stream) => stream.finish().unwrap_or_default().into_bytes(),
+            _ => Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@ mod guard;
 mod http;
 mod load;
 mod losses;
+mod memory;
 mod openai;
 mod restart;
 mod sampling;

@@ -150,7 +150,11 @@ fn a_folder_s_own_chat_template_lays_conversations_out() {
     let mut ask = |template: Value, messages: Value| {
         config["chat_template"] = template;
         std::fs::write(&file, config.to_string()).unwrap();
-        let server = LocalServer::builder().model(&folder).start().unwrap();
+        let named = format!("model={}", folder.display());
+        let server = LocalServer::builder()
+            .model(named.as_str())
+            .start()
+            .unwrap();
         let body = json!({"model": "model", "max_tokens": 1, "messages": messages});
         post(&Caller::new(&server), "chat/completions", body).json()
     };

@@ -250,7 +250,8 @@ fn a_model_folder_is_served_under_its_name() {
         .start()
         .unwrap();
     let caller = Caller::new(&same);
-    assert_eq!(caller.base_model(), "model");
+    let name = caller.base_model();
+    assert!(name.as_str().unwrap().ends_with("model"), "{name}");
     let result = caller.call("forward", caller.model(0).forward(1, &TEXTS));
     assert_eq!(result, expected);
     let missing = LocalServer::builder().model("/no/such/folder").start();

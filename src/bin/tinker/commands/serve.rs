@@ -55,6 +55,10 @@ pub(crate) struct Serve {
     /// Memory for models in training and their batches, in MiB [default: three quarters of the machine's].
     #[arg(long, value_name = "MIB")]
     max_memory: Option<usize>,
+    /// Memory for adapters of sampling clients, in MiB; unused ones beyond it go to disk [default:
+    /// an eighth of the above].
+    #[arg(long, value_name = "MIB")]
+    adapter_memory: Option<usize>,
     /// Threads for the model's arithmetic; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -123,6 +127,9 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
     }
     if let Some(mebibytes) = serve.max_memory {
         builder = builder.max_memory(mebibytes.saturating_mul(1 << 20));
+    }
+    if let Some(mebibytes) = serve.adapter_memory {
+        builder = builder.adapter_memory(mebibytes.saturating_mul(1 << 20));
     }
     for name in &serve.hosts {
         builder = builder.allow_host(name);

@@ -118,6 +118,11 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
+    /// How many requests have not begun.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether there is nothing to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.begun.is_empty() && self.groups.is_empty()
