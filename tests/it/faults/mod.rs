@@ -13,6 +13,7 @@ mod differences;
 mod dispatch;
 mod effect;
 mod futures;
+mod newer;
 mod poller;
 mod reach;
 mod retry;
