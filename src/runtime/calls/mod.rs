@@ -1,5 +1,6 @@
 //! A request with its retries: the link to a service, the retry loop, downloads.
 
+mod carry;
 pub(crate) mod download;
 pub(crate) mod files;
 mod link;

@@ -1,38 +1,25 @@
-//! A call carried out: attempts, and the delays between them.
-//!
-//! The transport makes single attempts and its `retry` module decides; the one loop that carries
-//! the decisions out for ordinary calls is here.
+//! How much trouble a call is worth, and the ways to make one.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::Link;
-use crate::config::{Secret, Timeout};
+use super::carry::Carrying;
+use super::link::Link;
+use crate::config::Secret;
 use crate::error::{Context, Effect, Error, Result};
 use crate::sync::lock;
-use crate::transport::auth::explain;
-use crate::transport::retry::{
-    Billing, Meaning, Verdict, deprecation, error_from_response, http_verdict, outer_verdict,
-};
-use crate::transport::{
-    Auth, Body, CONNECT_TIMEOUT, Fault, FaultKind, READ_TIMEOUT, Request, Response,
-};
+use crate::transport::retry::{Billing, Meaning, deprecation};
+use crate::transport::{Auth, Body, Fault, Request, Response};
 use crate::types::ClientEvent;
 use crate::wire::query;
 use crate::wire::reply::decode_json;
-use crate::wire::route::{Method, Route};
+use crate::wire::route::Route;
 
 /// How long a 402 waits inside the pause.
 pub(crate) const BILLING_PAUSE: Duration = Duration::from_secs(5);
-
-/// How often a success that cannot be read is asked for again.
-const DAMAGED: u32 = 10;
-
-/// How often an address where nobody was ever met is tried.
-const WRONG_ADDRESS: u32 = 3;
 
 /// The most different notes about versions that are remembered.
 const NOTES: usize = 64;
@@ -98,7 +85,7 @@ impl Effort {
         self
     }
 
-    fn ends_with(self, meaning: Meaning) -> bool {
+    pub(super) fn ends_with(self, meaning: Meaning) -> bool {
         match meaning {
             Meaning::Conflict => self.conflict_is_final,
             Meaning::Unreached => self.only_if_reached,
@@ -220,7 +207,7 @@ impl Link {
     }
 
     /// How long failures of a call are borne: less of a service that was never met.
-    fn call_patience(&self) -> Duration {
+    pub(super) fn call_patience(&self) -> Duration {
         match self.transport.has_met() {
             true => self.patience,
             false => self.patience.min(self.startup_patience),
@@ -228,7 +215,7 @@ impl Link {
     }
 
     /// Passes on what the service says about this version, each note once.
-    fn note_deprecation(&self, response: &Response, label: &str) {
+    pub(super) fn note_deprecation(&self, response: &Response, label: &str) {
         let Some((level, note)) = deprecation(&response.head) else {
             return;
         };
@@ -240,7 +227,7 @@ impl Link {
     }
 
     /// Says once that nobody answers, so that a wrong address does not look like patience.
-    fn note_reach(&self, outcome: &Result<Response, Fault>) {
+    pub(super) fn note_reach(&self, outcome: &Result<Response, Fault>) {
         let known = self.is_unreachable();
         match outcome {
             Ok(_) if known => self.unreachable.store(false, Ordering::Relaxed),
@@ -261,7 +248,12 @@ impl Link {
     }
 
     /// Waits before another attempt; an error if the client stops or the deadline comes first.
-    fn pause(&self, delay: Duration, deadline: Option<Instant>, cause: &Error) -> Result<()> {
+    pub(super) fn pause(
+        &self,
+        delay: Duration,
+        deadline: Option<Instant>,
+        cause: &Error,
+    ) -> Result<()> {
         let about = |message: &str| {
             let mut context = *Context::caused(message, cause.clone());
             context.request = cause.context().and_then(|inner| inner.request.clone());
@@ -285,220 +277,6 @@ impl Link {
             return Err(Error::Closed(about(message)));
         }
         Ok(())
-    }
-}
-
-/// One call under way.
-struct Carrying<'a, T> {
-    link: &'a Link,
-    effort: Effort,
-    /// The key to send, within a time.
-    key: &'a dyn Fn(Duration) -> Result<Secret>,
-    decode: &'a dyn Fn(Response) -> Result<T>,
-    start: Instant,
-    /// What is known of the attempts so far.
-    effect: Effect,
-    /// Successes that could not be read.
-    damaged: u32,
-    /// Attempts that found nobody of that name, or nobody at that address.
-    misses: u32,
-}
-
-/// An attempt that failed.
-struct Trouble {
-    error: Error,
-    meaning: Meaning,
-    /// The HTTP layer would try again after this long.
-    again: Option<Duration>,
-}
-
-impl Trouble {
-    /// One that says itself that nothing more is to be tried.
-    fn last(error: Error) -> Self {
-        Self {
-            error,
-            meaning: Meaning::Hopeless,
-            again: None,
-        }
-    }
-}
-
-impl<'a, T> Carrying<'a, T> {
-    fn new(
-        link: &'a Link,
-        effort: Effort,
-        key: &'a dyn Fn(Duration) -> Result<Secret>,
-        decode: &'a dyn Fn(Response) -> Result<T>,
-    ) -> Self {
-        let effort = match (effort.deadline, link.call_deadline) {
-            // Only what someone waits for: a queue's submissions end when they end.
-            (None, Some(limit)) if effort.idempotent => effort.until(link.deadline(limit)),
-            _ => effort,
-        };
-        Self {
-            link,
-            effort,
-            key,
-            decode,
-            start: link.clock.now(),
-            effect: Effect::None,
-            damaged: 0,
-            misses: 0,
-        }
-    }
-
-    fn run(mut self, request: Request<'_>) -> Result<T> {
-        let idempotent = self.effort.idempotent;
-        self.rounds(&request).map_err(|error| {
-            let error = error.with_effect(self.effect);
-            match idempotent {
-                true => error.for_idempotent(),
-                false => error,
-            }
-        })
-    }
-
-    /// The outer retry around rounds of the HTTP layer.
-    fn rounds(&mut self, request: &Request<'_>) -> Result<T> {
-        let (link, effort) = (self.link, self.effort);
-        let mut tries = 0;
-        loop {
-            let Trouble { error, meaning, .. } = match self.round(request) {
-                Ok(value) => return Ok(value),
-                Err(trouble) => trouble,
-            };
-            if !effort.outer || self.is_final(meaning) {
-                return Err(error);
-            }
-            if meaning == Meaning::Unpaid && link.billing_pause() {
-                link.pause(BILLING_PAUSE, effort.deadline, &error)?;
-                self.start += BILLING_PAUSE;
-                continue;
-            }
-            let (elapsed, patience) = (self.elapsed(), link.call_patience());
-            match outer_verdict(meaning, tries, elapsed, patience, fastrand::f64()) {
-                Verdict::Retry(delay) => {
-                    log::warn!(
-                        "still failing after {} s, giving up after {} s: {error}",
-                        elapsed.as_secs(),
-                        patience.as_secs()
-                    );
-                    link.pause(delay, effort.deadline, &error)?;
-                }
-                Verdict::Done | Verdict::Fail => return Err(error),
-            }
-            tries += 1;
-        }
-    }
-
-    /// Attempts with the same idempotency key, as often as the HTTP layer allows and while
-    /// patience lasts.
-    fn round(&mut self, request: &Request<'_>) -> Result<T, Trouble> {
-        let link = self.link;
-        let idempotency = (request.method != Method::Get && request.idempotency_key.is_none())
-            .then(|| link.transport.new_idempotency_key());
-        let mut request = request.clone();
-        if let Some(idempotency) = &idempotency {
-            request = request.with_idempotency_key(idempotency);
-        }
-        for tries in 0.. {
-            request.retry_count = tries;
-            let trouble = match self.attempt(&request) {
-                Ok(value) => return Ok(value),
-                Err(trouble) => trouble,
-            };
-            let left = link.call_patience().saturating_sub(self.elapsed());
-            match trouble.again {
-                Some(delay) if !self.is_final(trouble.meaning) && !left.is_zero() => {
-                    link.pause(delay.min(left), self.effort.deadline, &trouble.error)
-                        .map_err(Trouble::last)?;
-                }
-                _ => return Err(trouble),
-            }
-        }
-        unreachable!("the verdict ends the loop at its limit of retries")
-    }
-
-    fn attempt(&mut self, request: &Request<'_>) -> Result<T, Trouble> {
-        let link = self.link;
-        // An exchange of credentials that failed is not repeated here.
-        let key = (self.key)(self.left()).map_err(Trouble::last)?;
-        let mut request = request.clone();
-        request.auth = Auth::Key(&key);
-        self.limit(&mut request);
-        let outcome = link.exchange(&request);
-        link.note_reach(&outcome);
-        let now = SystemTime::now();
-        let (tries, retries) = (request.retry_count, self.effort.retries);
-        let verdict = |outcome: &_| http_verdict(outcome, tries, retries, now, fastrand::f64());
-        if let (Ok(response), Verdict::Done | Verdict::Fail) = (&outcome, verdict(&outcome)) {
-            link.note_deprecation(response, &request.label);
-        }
-        let (outcome, error) = match outcome {
-            Ok(response) if response.is_success() => match (self.decode)(response) {
-                Ok(value) => return Ok(value),
-                // Repeated like a broken connection; surfaces as what it is.
-                Err(error) => {
-                    self.damaged += 1;
-                    let error = link.transport.redact_error(error);
-                    let fault = Fault::new(FaultKind::Malformed, error.to_string());
-                    (Err(fault), error.for_request(&request.label))
-                }
-            },
-            Ok(response) => {
-                let error = error_from_response(&response, &request.label, now);
-                (Ok(response), explain(error, &key, now))
-            }
-            Err(fault) => {
-                self.misses += u32::from(fault.is_wrong_address());
-                let error = fault.to_error(&request.label);
-                (Err(fault), error)
-            }
-        };
-        let meaning = Meaning::of(&outcome);
-        self.effect = self.effect.and(meaning.effect());
-        Err(Trouble {
-            error,
-            meaning,
-            again: match verdict(&outcome) {
-                Verdict::Retry(delay) => Some(delay),
-                Verdict::Done | Verdict::Fail => None,
-            },
-        })
-    }
-
-    /// What no patience changes.
-    fn is_final(&self, meaning: Meaning) -> bool {
-        let never_met = !self.link.transport.has_met();
-        self.effort.ends_with(meaning)
-            || self.damaged > DAMAGED
-            || (never_met && self.misses >= WRONG_ADDRESS)
-    }
-
-    fn elapsed(&self) -> Duration {
-        let now = self.link.clock.now();
-        now.saturating_duration_since(self.start)
-    }
-
-    /// How long until the deadline.
-    fn left(&self) -> Duration {
-        let now = self.link.clock.now();
-        let deadline = self.effort.deadline;
-        deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now))
-    }
-
-    /// No attempt outlasts the deadline by much.
-    fn limit(&self, request: &mut Request<'_>) {
-        if self.effort.deadline.is_none() {
-            return;
-        }
-        let left = self.left().max(Duration::from_millis(1));
-        let within = |limit: Timeout, usual| {
-            let usual = limit.or(Some(usual)).unwrap_or(left);
-            Timeout::After(usual.min(left))
-        };
-        request.read_timeout = within(request.read_timeout, READ_TIMEOUT);
-        request.connect_timeout = within(request.connect_timeout, CONNECT_TIMEOUT);
     }
 }
 

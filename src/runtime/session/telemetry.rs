@@ -11,6 +11,7 @@ use crate::runtime::calls::{Effort, Link};
 use crate::runtime::futures::Failure;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
+use crate::transport::retry::Meaning;
 use crate::transport::{Body, PROTOCOL_VERSION, Request};
 use crate::types::Timestamp;
 use crate::types::telemetry::{Batch, Event, EventKind, Severity, duration};
@@ -198,7 +199,10 @@ impl Shared {
         match link.call::<TelemetryReply>(request, Effort::ONCE) {
             Ok(reply) => reply.is_accepted(),
             // A server without telemetry will not grow it.
-            Err(error) => matches!(error.status(), Some(404 | 405 | 501)),
+            Err(error) => matches!(
+                error.status().map(Meaning::of_status),
+                Some(Meaning::Gone | Meaning::Unsupported)
+            ),
         }
     }
 }

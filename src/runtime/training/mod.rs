@@ -9,6 +9,7 @@ mod gather;
 mod limit;
 mod losses;
 mod lost;
+mod post;
 mod queue;
 mod room;
 mod sequence;
