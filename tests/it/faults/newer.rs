@@ -53,7 +53,7 @@ fn newer_prompt_logprobs_line_up_with_the_prompt() {
         "sequences": [{"stop_reason": "length", "tokens": [1]}], "prompt_logprobs": [-1.0, -2.0],
     });
     fake.reply("retrieve_future", Reply::json(&result));
-    let logprobs = fake.sampler().compute_logprobs(&prompt(3)).unwrap();
+    let logprobs = fake.sampler().compute_logprobs(prompt(3)).unwrap();
     assert_eq!(
         logprobs.iter().collect::<Vec<_>>(),
         [None, Some(-1.0), Some(-2.0)]
