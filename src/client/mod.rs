@@ -10,6 +10,8 @@
 mod attach;
 mod batch;
 mod call;
+#[cfg(feature = "text")]
+mod chat;
 #[cfg(all(test, feature = "local"))]
 mod parity;
 mod rest;

@@ -18,6 +18,7 @@ mod json;
 mod message;
 pub mod renderers;
 mod selection;
+mod short;
 mod special;
 mod stream;
 #[cfg(feature = "chat")]

@@ -47,6 +47,8 @@ mod sampling;
 mod server;
 /// How a session lives and ends.
 mod sessions;
+/// Text in and out in one call.
+mod short_calls;
 /// What tests share: servers, clients, Python.
 mod support;
 /// Tokenizers and templates.

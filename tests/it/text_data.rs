@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tinker::text::data::{
-    KlEstimate, KlPenalty, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
-    without_constant_groups, without_mask,
+    Comparison, Conversation, Datums, KlEstimate, KlPenalty, Pair, Reader, RenderOptions, Row,
+    Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums, without_constant_groups,
+    without_mask,
 };
-use tinker::text::{DatumOptions, Example, Reduction};
+use tinker::text::{DatumOptions, Example, Message, Reduction, Renderer, TrainOnWhat};
 use tinker::types::{Chunk, ImageFormat};
 use tinker::{Datum, ModelInput};
 
@@ -99,6 +100,175 @@ fn groups_get_advantages_and_penalties_as_in_the_cookbook() {
             assert!(without_mask(datum).input("mask").is_none());
         }
     }
+}
+
+#[test]
+fn conversations_become_datums_as_in_the_cookbook() {
+    for case in cases(&["conversation"]) {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let what: TrainOnWhat = case["train_on_what"].as_str().unwrap().parse().unwrap();
+        let example = renderer(&case).example(&messages, what);
+        let datum = example.and_then(|example| example.to_datum(&options(&case)));
+        same(&case, datum.map(|datum| vec![datum]));
+    }
+}
+
+#[test]
+fn comparisons_become_datums_as_in_the_cookbook() {
+    for case in cases(&["dpo", "preference"]) {
+        let renderer = renderer(&case);
+        let options = options(&case).with_reduction(Reduction::None);
+        let mut data = Vec::new();
+        for row in list(&case["comparisons"]) {
+            let row = Comparison::read(&row.to_string()).unwrap();
+            let examples = match case["kind"] == "dpo" {
+                true => row.examples(&renderer, TrainOnWhat::default()).unwrap(),
+                false => [row.clone(), row.swapped()]
+                    .map(|row| row.preference_example(&renderer).unwrap())
+                    .into(),
+            };
+            data.extend(
+                examples
+                    .iter()
+                    .map(|example| example.to_datum(&options).unwrap()),
+            );
+        }
+        same(&case, Ok(data));
+    }
+}
+
+fn renderer(case: &Value) -> Renderer {
+    let tokenizer = case["tokenizer"]
+        .as_str()
+        .unwrap()
+        .split(':')
+        .nth(1)
+        .unwrap();
+    let tokenizer = super::renderers::tokenizer(tokenizer);
+    Renderer::named(case["renderer"].as_str().unwrap(), &tokenizer).unwrap()
+}
+
+fn qwen3() -> Renderer {
+    Renderer::named("qwen3_instruct", &super::renderers::tokenizer("qwen3")).unwrap()
+}
+
+#[track_caller]
+fn refused<T: Row>(lines: &str, expected: &str) {
+    let lines = lines.to_owned();
+    let rows = Reader::<T>::new("f.jsonl", std::io::Cursor::new(lines.clone()));
+    let mut datums = rows.datums(&qwen3(), RenderOptions::default());
+    let error = datums.find_map(Result::err).expect("a refusal");
+    assert_eq!(error.to_string(), expected);
+    let rows = Reader::<T>::new("f.jsonl", std::io::Cursor::new(lines)).skipping();
+    let mut datums = rows.datums(&qwen3(), RenderOptions::default());
+    assert!(datums.by_ref().all(|datum| datum.is_ok()));
+    assert_eq!(datums.skipped().count, 1);
+    assert_eq!(datums.skipped().first, [expected]);
+}
+
+#[test]
+fn bad_rows_are_refused_or_counted_with_file_and_line() {
+    let good = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}"#;
+    let check = |bad: &str, problem: &str| {
+        let lines = format!("{good}\n\n{bad}\n{good}\n");
+        refused::<Conversation>(&lines, &format!("invalid f.jsonl:3.{problem}"));
+    };
+    check("{", "row: EOF while parsing an object at line 1 column 1");
+    check(
+        r#"{"text": "x"}"#,
+        "row: missing field `messages` at line 1 column 13",
+    );
+    check(r#"{"messages": []}"#, "messages: is empty");
+    check(
+        r#"{"messages": [{"role": "alien", "content": "x"}]}"#,
+        "messages[0].role: \"alien\" is none of system, user, assistant, tool, developer",
+    );
+    check(
+        r#"{"messages": [{"role": "user", "content": ""}]}"#,
+        "messages[0].content: is empty",
+    );
+    check(
+        r#"{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": "{a}"}}]}]}"#
+            .replace('\n', " ")
+            .as_str(),
+        "messages[1].tool_calls: arguments of f are no JSON: Expecting property name enclosed in \
+         double quotes: line 1 column 2 (char 1)",
+    );
+    refused::<Text>(
+        "{\"text\": \"Hi\"}\n{\"text\": \"\"}",
+        "invalid f.jsonl:2.text: is empty",
+    );
+    refused::<Pair>(
+        r#"{"prompt": "Hi", "completion": [{"role": "assistant", "content": "Hello!"}]}"#,
+        "invalid f.jsonl:1.completion: must be text where the prompt is, and messages where it is \
+         messages",
+    );
+}
+
+#[test]
+fn sequences_that_are_too_long_are_cut_or_refused() {
+    let line = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}"#;
+    let datums = |options: RenderOptions| -> Datums<Conversation> {
+        Reader::new("f.jsonl", line.as_bytes()).datums(&qwen3(), options)
+    };
+    let mut cut = datums(RenderOptions::default().with_max_length(11));
+    let datum = cut.next().unwrap().unwrap();
+    assert_eq!(datum.model_input().length().unwrap(), 10);
+    assert_eq!(
+        (cut.statistics().truncated, cut.statistics().tokens),
+        (1, 12)
+    );
+    let mut refused = datums(
+        RenderOptions::default()
+            .with_max_length(11)
+            .refusing_too_long(),
+    );
+    let error = refused.next().unwrap().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "invalid f.jsonl:1.row: 12 tokens, more than 11"
+    );
+}
+
+#[test]
+fn packed_files_are_read_in_windows_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pairs.jsonl.gz");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    for n in 0..50 {
+        let line = serde_json::json!({"prompt": "Hi", "completion": format!(" {}", n / 2)});
+        std::io::Write::write_all(&mut packed, format!("{line}\n").as_bytes()).unwrap();
+    }
+    packed.finish().unwrap();
+    let options = RenderOptions::default()
+        .with_window(7)
+        .counting_duplicates();
+    let mut datums = Reader::<Pair>::open(&path)
+        .unwrap()
+        .datums(&qwen3(), options);
+    let all: Vec<Datum> = datums.by_ref().map(Result::unwrap).collect();
+    assert_eq!(all.len(), 50);
+    assert_eq!(all[0], all[1]);
+    assert_ne!(all[1], all[2]);
+    let seen = datums.statistics();
+    assert_eq!((seen.rows, seen.examples, seen.duplicates), (50, 50, 25));
+    assert!(seen.loss_tokens > 0 && seen.without_loss == 0);
+
+    let cut = folder.path().join("cut.gz");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let rows = Reader::<Pair>::open(&cut).unwrap().skipping();
+    let error = rows
+        .filter_map(Result::err)
+        .next()
+        .expect("a file that ends too early");
+    assert!(matches!(error, tinker::Error::Io(_)), "{error}");
+    assert!(matches!(
+        Reader::<Pair>::open("no/such/file"),
+        Err(tinker::Error::Io(_))
+    ));
 }
 
 fn estimates(case: &Value, data: &[Datum]) {

@@ -44,6 +44,13 @@ fn is_user(turn: &Turn) -> bool {
     turn.is("user") || turn.is("tool")
 }
 
+/// How many messages there are up to the last turn of the user; a later system message is one.
+fn after_user_turn(turns: &[Turn]) -> usize {
+    let is_turn = |(index, turn): (usize, &Turn)| is_user(turn) || (turn.is("system") && index > 0);
+    let last = turns.iter().enumerate().rposition(is_turn);
+    last.map_or(0, |last| last + 1)
+}
+
 impl DeepSeekV4 {
     fn gap(&self) -> &'static str {
         if self.v41 { " " } else { "" }
@@ -151,16 +158,18 @@ impl Family for DeepSeekV4 {
         let declared = turns.iter().any(|turn| turn.is(DECLARED));
         fold_declarations(&mut turns)?;
         join_user_turns(&mut turns, self.v41)?;
-        let later_system = |(index, turn): (usize, &Turn)| turn.is("system") && index > 0;
-        let last = turns
-            .iter()
-            .enumerate()
-            .rposition(|(index, turn)| is_user(turn) || later_system((index, turn)));
-        let mark = match last {
-            Some(last) if self.strips_history && !declared => last + 1,
-            _ => 0,
+        let mark = match self.strips_history && !declared {
+            true => after_user_turn(&turns),
+            false => 0,
         };
         Ok((turns, mark))
+    }
+
+    fn mark_before(&self, before: &[Turn], mark: usize) -> usize {
+        match mark {
+            0 => 0,
+            _ => after_user_turn(before),
+        }
     }
 
     fn turn_start(&self, turns: &[Turn]) -> usize {

@@ -48,6 +48,11 @@ pub(super) trait Family: Send + Sync {
         Ok(self.render(&Turn::new("assistant", ""), place)?.header)
     }
 
+    /// What [`prepare`](Self::prepare) would have marked when only these messages were there.
+    fn mark_before(&self, _before: &[Turn], mark: usize) -> usize {
+        mark
+    }
+
     /// The text to start the model's turn with, given what the caller wants it to start with.
     fn prefill(&self, _before: &[Turn], prefill: &str) -> Result<String> {
         Ok(prefill.to_owned())
@@ -521,7 +526,7 @@ impl<'a> Layout<'a> {
             index: place.index,
             is_last: true,
             in_last_turn: true,
-            mark: self.mark,
+            mark: self.family.mark_before(before, self.mark),
             as_produced: true,
         };
         let mut header = self.family.suffix(&prompt)?;

@@ -63,7 +63,9 @@ impl Qwen3 {
     fn said(&self, turn: &Turn, place: &Place<'_>, framed: bool) -> Result<String> {
         let strip = self.strips_history() && turn.is("assistant") && !place.is_last;
         Ok(match &turn.content {
-            Content::Parts(parts) => joined(parts, strip, framed)?,
+            Content::Parts(parts) => {
+                joined(parts, strip, framed, self.thinking == Thinking::Preserved)?
+            }
             Content::Text(text) if framed && text.contains("</think>") => {
                 let (thinking, rest) = text.split_once("</think>").expect("it was found");
                 let thinking = thinking.rsplit("<think>").next().unwrap_or_default();
@@ -242,13 +244,16 @@ fn frame(thinking: &str) -> String {
     format!("<think>\n{}\n</think>\n\n", thinking.trim_matches('\n'))
 }
 
-fn joined(parts: &[Said], strip: bool, framed: bool) -> Result<String> {
+fn joined(parts: &[Said], strip: bool, framed: bool, trim: bool) -> Result<String> {
     let mut out = String::new();
     let mut after_block = false;
     for part in parts {
         match part {
             Said::Thinking(_) if strip => continue,
             Said::Thinking(text) if framed => out += &frame(text),
+            Said::Thinking(text) if trim => {
+                out += &format!("<think>{}</think>", text.trim_matches('\n'));
+            }
             Said::Thinking(text) => out += &format!("<think>{text}</think>"),
             Said::Text(text) if after_block => out += text.trim_start_matches('\n'),
             Said::Text(text) => out += text,

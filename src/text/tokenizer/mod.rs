@@ -140,6 +140,11 @@ impl Tokenizer {
         })
     }
 
+    /// The threads that work on many texts at once.
+    pub(in crate::text) fn workers(&self) -> &Workers {
+        &self.inner.workers
+    }
+
     /// The text of some tokens, special tokens spelled out.
     ///
     /// A character cut in half at either end becomes `\u{fffd}`; to decode tokens as they arrive
