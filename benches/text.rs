@@ -9,6 +9,8 @@
 //! vocabulary is the one of the test fixtures; tokenizers take about the same time with a whole
 //! one.
 
+#![allow(clippy::print_stdout, reason = "the figures are this program's output")]
+
 use std::fs::File;
 use std::io::Read;
 use std::time::Instant;
