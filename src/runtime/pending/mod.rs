@@ -44,6 +44,7 @@ pub(crate) use self::status::Status;
 /// # Ok(()) }
 /// ```
 #[must_use = "a dropped handle loses the result; call `join`"]
+#[doc(alias = "APIFuture")]
 pub struct Pending<T> {
     source: Box<dyn Source<T>>,
 }

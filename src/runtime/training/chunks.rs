@@ -27,6 +27,8 @@ const LANES: usize = 8;
 pub(crate) struct Forward {
     pub(crate) call: Arc<Call>,
     pub(crate) gather: Gather,
+    /// Its share of what may be queued.
+    pub(super) room: QueuedBytes,
     /// Opened once every chunk was submitted.
     pub(crate) gate: Gate,
 }
@@ -38,8 +40,6 @@ pub(crate) struct Call {
     pub(crate) forward_only: bool,
     pub(crate) model_id: String,
     pub(crate) status: Arc<Status>,
-    /// Its share of what may be queued.
-    pub(super) _room: Option<QueuedBytes>,
 }
 
 impl Operation for Forward {
@@ -54,7 +54,7 @@ impl Operation for Forward {
             Err(error) => return self.fail(error),
         };
         let sending = Arc::new(Sending {
-            gather: Gathered::new(self.gather, ranges.len()),
+            gather: Gathered::new(self.gather, self.room, ranges.len()),
             shared: shared.clone(),
             call: self.call,
             ranges,
@@ -77,7 +77,7 @@ impl Operation for Forward {
     fn fail(self: Box<Self>, error: Error) {
         let error = error.for_request(self.call.status.operation());
         self.gate.shut(&error);
-        Gathered::new(self.gather, 1).fail(error);
+        Gathered::new(self.gather, self.room, 1).fail(error);
     }
 }
 
@@ -292,7 +292,6 @@ impl Sending {
             forward_only: true,
             model_id: self.call.model_id.clone(),
             status: self.call.status.clone(),
-            _room: None,
         });
         self.post(&filler, 0..1, bytes, number).map(drop)
     }

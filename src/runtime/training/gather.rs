@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::limit::QueuedBytes;
 use crate::error::{Error, Result};
 use crate::runtime::pending::{Aborter, Promise};
 use crate::sync::lock;
@@ -72,16 +73,19 @@ pub(super) struct Gathered {
 
 struct State {
     gather: Option<Gather>,
+    /// Given back before the result can be seen: whoever has joined it may submit the next call.
+    room: Option<QueuedBytes>,
     outputs: Vec<Option<ForwardBackwardOutput>>,
     left: usize,
 }
 
 impl Gathered {
-    pub(super) fn new(gather: Gather, chunks: usize) -> Arc<Self> {
+    pub(super) fn new(gather: Gather, room: QueuedBytes, chunks: usize) -> Arc<Self> {
         Arc::new(Self {
             chunks,
             state: Mutex::new(State {
                 gather: Some(gather),
+                room: Some(room),
                 outputs: vec![None; chunks],
                 left: chunks,
             }),
@@ -107,6 +111,7 @@ impl Gathered {
         }
         let outputs = std::mem::take(&mut state.outputs);
         let gather = state.gather.take();
+        state.room = None;
         drop(state);
         if let Some(Gather::Whole(promise)) = gather {
             promise.resolve(Ok(outputs.into_iter().flatten().collect()));
@@ -120,6 +125,7 @@ impl Gathered {
             Some(Gather::Each(sender)) => sender.send(Err(error)),
             _ => {
                 let gather = state.gather.take();
+                state.room = None;
                 drop(state);
                 if let Some(Gather::Whole(promise)) = gather {
                     promise.resolve(Err(error));

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::chunks::{Call, Forward};
 use super::gather::{ChunkOutput, ChunkSender, Gather};
+use super::limit::QueuedBytes;
 use super::queue::{Gate, Operation, Queue};
 use super::single::Single;
 use crate::error::{Error, Result};
@@ -58,12 +59,13 @@ impl Queue {
         loss: Loss,
     ) -> Result<Receiver<Result<ChunkOutput>>> {
         let status = Status::new(Pass::Backward.operation());
-        let call = self.call(data, loss, Pass::Backward, status)?;
+        let (call, room) = self.call(data, loss, Pass::Backward, status)?;
         let (sender, results) = ChunkSender::new();
         self.ends_with(sender.aborter());
         self.submit(vec![Box::new(Forward {
             call,
             gather: Gather::Each(sender),
+            room,
             gate: Gate::default(),
         })])?;
         Ok(results)
@@ -113,9 +115,11 @@ impl Queue {
         gate: &Gate,
     ) -> Result<Prepared<ForwardBackwardOutput>> {
         let (status, promise, pending) = self.promise(pass.operation());
+        let (call, room) = self.call(data, loss, pass, status)?;
         let operation = Box::new(Forward {
-            call: self.call(data, loss, pass, status)?,
+            call,
             gather: Gather::Whole(promise),
+            room,
             gate: gate.clone(),
         });
         Ok((
@@ -185,7 +189,7 @@ impl Queue {
         loss: Loss,
         pass: Pass,
         status: Arc<Status>,
-    ) -> Result<Arc<Call>> {
+    ) -> Result<(Arc<Call>, QueuedBytes)> {
         if data.is_empty() {
             return Err(Error::invalid("data", "must hold at least one datum"));
         }
@@ -194,13 +198,14 @@ impl Queue {
         let bytes: usize = data.iter().map(Datum::byte_estimate).sum();
         let most = training.results.config.max_queued_bytes;
         let room = training.queued.take(bytes as u64, most);
-        Ok(Arc::new(Call {
+        let room = room.map_err(|error| error.for_request(status.operation()))?;
+        let call = Arc::new(Call {
             data: data.to_vec(),
             loss,
             forward_only: pass == Pass::Forward,
             model_id: self.model_id().to_string(),
-            _room: Some(room.map_err(|error| error.for_request(status.operation()))?),
             status,
-        }))
+        });
+        Ok((call, room))
     }
 }
