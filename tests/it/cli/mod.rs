@@ -52,6 +52,7 @@ impl Desk {
         .with("HOME", home.to_str().unwrap())
         .with("PATH", &path)
         .with("TINKER_TELEMETRY", "0")
+        .with("HF_HUB_OFFLINE", "1")
     }
 
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
