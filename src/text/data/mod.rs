@@ -1,7 +1,7 @@
 //! From text and trajectories to datums.
 //!
 //! A [`Reader`] streams rows from files of JSON lines: [`Conversation`], [`Pair`], [`Comparison`]
-//! or [`Text`]. Its [`datums`](Reader::datums) renders them on all cores. [`shuffle`] and
+//! or [`Text`]. Its [`datums`](Reader::datums) renders them on all cores. [`shuffle()`] and
 //! [`split`] order and divide rows as the cookbook does.
 //!
 //! ```no_run
