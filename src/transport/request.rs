@@ -106,7 +106,9 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// For a host that is no Tinker service: only the headers such a host understands.
     #[must_use]
+    #[cfg(feature = "text")]
     pub(crate) fn foreign(mut self) -> Self {
         self.foreign = true;
         self
