@@ -106,6 +106,14 @@ impl Fixture {
     }
 }
 
+/// As the reference's policy losses have it: every token counts the same.
+fn unweighted(mut data: Vec<Datum>) -> Vec<Datum> {
+    for datum in &mut data {
+        datum.inputs.weights.clear();
+    }
+    data
+}
+
 /// The distance between two vectors, relative to the second.
 fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
@@ -164,7 +172,7 @@ fn gradients_match_pytorch_within_1e_5() {
         let unmerged = Net::unmerged(base.weights(), &adapter);
         for (loss, data) in [
             ("cross_entropy", fixture.data()),
-            ("ppo", fixture.data()),
+            ("ppo", unweighted(fixture.data())),
             ("wide", fixture.wide_data()),
         ] {
             let expected = fixture.flat(&format!("gradient.{loss}"), &adapter);
@@ -188,7 +196,11 @@ fn losses_match_pytorch() {
     fn check(fixture: &Fixture, case: &str, config: &[(&str, f64)], with: &[&str]) {
         let name = case.split('.').next().unwrap();
         let loss = Loss::parse(name, config.iter().copied()).unwrap();
-        for (index, mut datum) in fixture.data().into_iter().enumerate() {
+        let data = match name {
+            "cross_entropy" => fixture.data(),
+            _ => unweighted(fixture.data()),
+        };
+        for (index, mut datum) in data.into_iter().enumerate() {
             let own = |name: &str| match with.contains(&name) {
                 true => fixture.floats(&format!("data.{index}.{name}")),
                 false => Vec::new(),

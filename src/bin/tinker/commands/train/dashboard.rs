@@ -201,7 +201,7 @@ mod tests {
         });
         assert_eq!(
             lines[0],
-            "step 7  ━━━━━━━━━━────────── 50 %  1m 05s left  12.3k tokens/"
+            "step 7  ━━━━━━━━━━────────── 50 %  1m 05s left  12.3k token"
         );
         assert!(lines[1].starts_with("train_mean_nll 1.0000  "));
         assert!(
