@@ -15,7 +15,7 @@ fn sampler(server: &LocalServer) -> SamplingClient {
 
 #[test]
 fn a_conversation_goes_on_with_the_tokens_that_were_sampled() {
-    let server = LocalServer::builder().start().unwrap();
+    let server = LocalServer::builder().record(true).start().unwrap();
     let sampler = sampler(&server);
     let tokenizer = sampler.tokenizer().unwrap();
     let renderer = Renderer::named("role_colon", &tokenizer).unwrap();
