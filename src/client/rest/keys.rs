@@ -14,8 +14,10 @@ impl RestClient {
     ///
     /// ```
     /// # fn main() -> tinker::Result<()> {
-    /// # let rest = tinker::ServiceClient::local()?.rest();
-    /// let info = rest.api_key_info("tml-local")?;
+    /// # let server = tinker::local::LocalServer::builder().api_key("tml-mine").start()?;
+    /// # let config = tinker::config::Config::default().with_base_url(server.base_url());
+    /// # let rest = tinker::ServiceClient::new(config.with_api_key("tml-mine"))?.rest();
+    /// let info = rest.api_key_info("tml-mine")?;
     /// println!("{} {:?}", info.name, info.details);
     /// # Ok(()) }
     /// ```
