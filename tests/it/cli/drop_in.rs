@@ -280,7 +280,7 @@ fn whoami_reads_the_token() {
 }
 
 #[test]
-fn a_list_of_ten_thousand_runs_needs_the_memory_of_a_page() {
+fn a_list_of_ten_thousand_runs_comes_page_by_page() {
     use crate::support::scripted::{Reply, Server};
 
     let server = Server::start();
