@@ -75,9 +75,10 @@ pub(crate) fn secret(question: &str) -> anyhow::Result<String> {
     if !io::stdin().is_terminal() {
         return Ok(line()?.unwrap_or_default().trim().to_owned());
     }
+    // Before the question: what is typed the moment it appears must not be seen either.
+    let quiet = Quiet::start()?;
     eprint!("{question}: ");
     io::stderr().flush()?;
-    let quiet = Quiet::start()?;
     let text = line();
     drop(quiet);
     eprintln!();
