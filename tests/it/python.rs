@@ -20,12 +20,13 @@ impl Served {
             .args(["serve", "--port", "0"])
             .args(options)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
         let mut url = String::new();
         let stdout = process.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut url).unwrap();
+        assert!(url.starts_with("http"), "the server did not start: {url:?}");
         Self {
             process,
             url: url.trim().to_owned(),

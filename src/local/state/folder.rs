@@ -76,7 +76,14 @@ impl Folder {
             .truncate(false)
             .open(&path)
             .map_err(cannot)?;
-        match marker.try_lock() {
+        // A new temporary folder is known to nobody, but a server that starts at the same moment
+        // may be looking whether it is left over: that takes no time, and is waited for.
+        let locked = if temporary {
+            marker.lock().map_err(TryLockError::Error)
+        } else {
+            marker.try_lock()
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let message = format!("another server uses the data folder {}", root.display());
@@ -176,6 +183,22 @@ fn sweep_temporary(parent: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_that_start_together_do_not_take_each_other_for_left_over() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let folder = Folder::temporary_in(parent.path()).unwrap();
+                        assert!(folder.path().join(MARKER).exists());
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn only_temporary_folders_without_a_server_are_swept() {

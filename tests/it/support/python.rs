@@ -47,7 +47,8 @@ fn prepare(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
             .args(["-m", "venv", "--clear"])
             .arg(&home))?;
         run(Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet"])
+            .args(["-m", "pip", "install", "--quiet", "--retries", "10"])
+            .args(["--timeout", "60"])
             .args(packages))?;
         fs::write(&ready, "").map_err(|error| error.to_string())?;
     }
