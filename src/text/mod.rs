@@ -28,7 +28,7 @@ mod tokenizer;
 #[cfg(feature = "chat")]
 pub use chat::ChatOptions;
 pub use data::{DatumOptions, Example, Reduction};
-pub use hub::{Hub, HubProgress, Repo, RepoFiles};
+pub use hub::{Hub, HubCommit, HubProgress, Repo, RepoFiles, UploadOptions};
 pub use json::Json;
 pub use message::{Message, ToolCall, UnparsedToolCall};
 pub use renderers::{Parsed, Renderer, Termination, TrainOnWhat};

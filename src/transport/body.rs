@@ -16,6 +16,8 @@ pub(super) enum Content<'a> {
     Nothing(()),
     Bytes(&'a [u8]),
     File(File),
+    #[cfg(feature = "text")]
+    Slice(std::io::Take<File>),
     Form(Form<'a>),
 }
 
@@ -32,6 +34,10 @@ impl<'a> Content<'a> {
                     Self::File(File::open(path).map_err(|error| unreadable(path, error))?)
                 }
             },
+            #[cfg(feature = "text")]
+            Body::Slice { path, from, length } => {
+                Self::Slice(slice(path, from, length).map_err(|error| unreadable(path, error))?)
+            }
             Body::Multipart(parts) => Self::Form(form(parts)?),
         })
     }
@@ -45,14 +51,34 @@ impl<'a> Content<'a> {
         Some(HeaderValue::from_str(&kind).expect("a boundary is plain ASCII"))
     }
 
+    /// How long it is, where ureq cannot tell.
+    pub(super) fn length(&self) -> Option<u64> {
+        match self {
+            #[cfg(feature = "text")]
+            Self::Slice(slice) => Some(slice.limit()),
+            _ => None,
+        }
+    }
+
     pub(super) fn as_send_body(&mut self) -> SendBody<'_> {
         match self {
             Self::Nothing(unit) => unit.as_body(),
             Self::Bytes(bytes) => bytes.as_body(),
             Self::File(file) => file.as_body(),
+            #[cfg(feature = "text")]
+            Self::Slice(slice) => SendBody::from_reader(slice),
             Self::Form(form) => form.as_body(),
         }
     }
+}
+
+#[cfg(feature = "text")]
+fn slice(path: &Path, from: u64, length: u64) -> std::io::Result<std::io::Take<File>> {
+    use std::io::{Read, Seek, SeekFrom};
+
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(from))?;
+    Ok(file.take(length))
 }
 
 fn form<'a>(parts: &'a [Part<'a>]) -> Result<Form<'a>, Fault> {

@@ -102,6 +102,10 @@ impl Defaults {
             Body::Raw { content_type, .. } => {
                 headers.insert(CONTENT_TYPE, value_of(&CONTENT_TYPE, content_type)?);
             }
+            #[cfg(feature = "text")]
+            Body::Slice { .. } => {
+                headers.remove(CONTENT_TYPE);
+            }
             // Its boundary is known when the form is built.
             Body::Multipart(_) => {}
         }
@@ -140,7 +144,10 @@ pub(super) fn for_stranger(headers: &HeaderMap) -> HeaderMap {
 
 /// What a host that is not the service's may see, of a client that is set up for it.
 pub(super) fn for_foreign(headers: &HeaderMap) -> HeaderMap {
-    kept(headers, &[ACCEPT, AUTHORIZATION, RANGE, USER_AGENT])
+    kept(
+        headers,
+        &[ACCEPT, AUTHORIZATION, CONTENT_TYPE, RANGE, USER_AGENT],
+    )
 }
 
 fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {

@@ -391,6 +391,9 @@ impl Transport {
         if let Some(kind) = content.content_type() {
             headers.insert(http::header::CONTENT_TYPE, kind);
         }
+        if let Some(length) = content.length() {
+            headers.insert(http::header::CONTENT_LENGTH, length.into());
+        }
         let mut outgoing = http::Request::builder()
             .method(method.as_str())
             .uri(url)

@@ -156,6 +156,13 @@ pub(crate) enum Body<'a> {
         content_type: &'a str,
         source: Source<'a>,
     },
+    /// Some bytes of a file, read as they are sent.
+    #[cfg(feature = "text")]
+    Slice {
+        path: &'a Path,
+        from: u64,
+        length: u64,
+    },
     /// `multipart/form-data`.
     Multipart(&'a [Part<'a>]),
 }
@@ -189,6 +196,8 @@ impl fmt::Debug for Body<'_> {
                 content_type,
                 source,
             } => write!(f, "Raw({content_type}, {source:?})"),
+            #[cfg(feature = "text")]
+            Self::Slice { length, .. } => write!(f, "Slice({length} bytes)"),
             Self::Multipart(parts) => write!(f, "Multipart({} parts)", parts.len()),
         }
     }

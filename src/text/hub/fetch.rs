@@ -7,18 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use ring::digest::{self, Context as Digest};
 
+use super::attempts::{Trouble, passing, patiently, read_text};
 use super::cache::{RepoCache, cannot, is_name};
 use super::explain::{Asked, Refusal, explain};
 use super::{HubProgress, Repo};
 use crate::error::{Context, Error, Result};
-use crate::transport::retry::{Backoff, Meaning, server_delay};
-use crate::transport::{Fault, Head, Request, Response, Transport};
+use crate::transport::retry::{Meaning, server_delay};
+use crate::transport::{Head, Request, Response, Transport};
 use crate::wire::route::{Method, Pool};
-
-/// How often in a row an attempt may fail without bringing anything.
-const RETRIES: u32 = 5;
-/// How long an error's body or a list of files may be.
-const MAX_TEXT: u64 = 64 << 20;
 
 /// What the hub says about a file before it sends it.
 struct Meta {
@@ -53,23 +49,6 @@ impl Meta {
     }
 }
 
-/// Why an attempt brought no file.
-enum Trouble {
-    Final(Error),
-    NoSuchFile {
-        commit: Option<String>,
-        error: Error,
-    },
-    /// Worth another attempt, after a wait if the server asked for one.
-    Passing(Error, Option<Duration>),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Final(error)
-    }
-}
-
 /// Downloads of one repository.
 pub(super) struct Fetch<'a> {
     pub(super) repo: &'a Repo,
@@ -81,21 +60,23 @@ impl Fetch<'_> {
     /// A file of a revision, or `None` if it has none of that name.
     pub(super) fn file(&self, revision: &str, path: &str) -> Result<Option<PathBuf>> {
         let url = self.repo.url(revision, path);
-        self.patiently(|received| self.attempt(&url, revision, path, received))
-            .map(Some)
-            .or_else(|trouble| match trouble {
-                Trouble::NoSuchFile { commit, error } => {
-                    log::debug!("{error}");
-                    commit.map_or(Ok(()), |commit| self.cache.note_absent(&commit, path))?;
-                    Ok(None)
-                }
-                Trouble::Final(error) | Trouble::Passing(error, _) => Err(error),
-            })
+        patiently(self.repo.name(), |received| {
+            self.attempt(&url, revision, path, received)
+        })
+        .map(Some)
+        .or_else(|trouble| match trouble {
+            Trouble::NoSuchFile { commit, error } => {
+                log::debug!("{error}");
+                commit.map_or(Ok(()), |commit| self.cache.note_absent(&commit, path))?;
+                Ok(None)
+            }
+            Trouble::Final(error) | Trouble::Passing(error, _) => Err(error),
+        })
     }
 
     /// A short answer, whole.
     pub(super) fn text(&self, url: &str, revision: &str) -> Result<Vec<u8>> {
-        self.patiently(|_| {
+        patiently(self.repo.name(), |_| {
             let (head, body) = self.ask(url, None)?;
             let body = read_text(body, url)?;
             match head.is_success() {
@@ -103,37 +84,7 @@ impl Fetch<'_> {
                 false => Err(self.refused(head, body, revision, None)),
             }
         })
-        .map_err(|trouble| match trouble {
-            Trouble::Final(error)
-            | Trouble::Passing(error, _)
-            | Trouble::NoSuchFile { error, .. } => error,
-        })
-    }
-
-    /// Repeats an attempt while trouble may pass. What it received counts as progress: only
-    /// attempts that bring nothing use up patience.
-    fn patiently<T>(
-        &self,
-        mut attempt: impl FnMut(&mut u64) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
-        let mut tries = 0;
-        loop {
-            let mut received = 0;
-            let (error, wish) = match attempt(&mut received) {
-                Err(Trouble::Passing(error, wish)) => (error, wish),
-                done => return done,
-            };
-            tries = if received > 0 { 0 } else { tries + 1 };
-            if tries > RETRIES {
-                return Err(Trouble::Final(error));
-            }
-            let delay = match received {
-                0 => wish.unwrap_or_else(|| Backoff::HTTP.delay(tries - 1, fastrand::f64())),
-                _ => Duration::ZERO,
-            };
-            log::debug!("going on with {} in {delay:?}: {error}", self.repo.name());
-            std::thread::sleep(delay);
-        }
+        .map_err(Trouble::into_error)
     }
 
     fn attempt(
@@ -284,24 +235,6 @@ impl Fetch<'_> {
     }
 }
 
-fn passing(fault: &Fault, label: &str) -> Trouble {
-    let error = fault.to_error(label);
-    match fault.meaning() {
-        Meaning::Hopeless | Meaning::Stopped | Meaning::Forbidden => Trouble::Final(error),
-        _ => Trouble::Passing(error, None),
-    }
-}
-
-fn read_text(body: impl Read, url: &str) -> Result<Vec<u8>, Trouble> {
-    let mut text = Vec::new();
-    let read = body.take(MAX_TEXT).read_to_end(&mut text);
-    let host = url.split('?').next().unwrap_or_default();
-    read.map(|_| text).map_err(|error| {
-        let message = format!("the answer of {host} broke off");
-        Trouble::Passing(Error::Connection(Context::caused(message, error)), None)
-    })
-}
-
 /// A file in the making, kept for the next attempt if this one breaks off.
 struct Part {
     path: PathBuf,
@@ -402,7 +335,7 @@ fn digest_of(meta: &Meta) -> Option<Digest> {
     }
 }
 
-fn feed(digest: &mut Digest, path: &Path) -> io::Result<()> {
+pub(super) fn feed(digest: &mut Digest, path: &Path) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut buffer = vec![0; 256 << 10];
     loop {
@@ -413,6 +346,6 @@ fn feed(digest: &mut Digest, path: &Path) -> io::Result<()> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,12 @@
 //! Files of the Hugging Face hub, through the cache its own tools use.
 
+mod attempts;
 mod cache;
 mod explain;
 mod fetch;
+mod lfs;
+mod patterns;
+mod push;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,6 +16,7 @@ use serde::Deserialize;
 
 use self::cache::{RepoCache, is_path};
 use self::fetch::Fetch;
+pub use self::push::{HubCommit, UploadOptions};
 use crate::config::{Config, DEFAULT_HUB, HubSettings, Secret};
 use crate::error::{Context, Error, Result};
 use crate::transport::Transport;
@@ -50,7 +55,7 @@ struct Inner {
     transport: OnceLock<Result<Transport>>,
 }
 
-/// How far a download is.
+/// How far a download or an upload is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HubProgress {
@@ -58,7 +63,7 @@ pub struct HubProgress {
     pub repo: String,
     /// The file's path in the repository.
     pub file: String,
-    /// How many bytes are there, those of earlier attempts included.
+    /// How many bytes are where they belong, those of earlier attempts included.
     pub received: u64,
     /// How many there will be, if the hub says so.
     pub total: Option<u64>,
@@ -121,7 +126,7 @@ impl Hub {
         self.changed(|inner| inner.offline = offline)
     }
 
-    /// Calls `observer` while files arrive, on the thread that asked for them. Default: nobody.
+    /// Calls `observer` while files arrive or leave, on the thread that asked for them. Default: nobody.
     #[must_use]
     pub fn with_progress(self, observer: impl Fn(&HubProgress) + Send + Sync + 'static) -> Self {
         self.changed(|inner| inner.progress = Some(Arc::new(observer)))
@@ -271,6 +276,16 @@ impl Repo {
         self
     }
 
+    /// Calls `observer` as [`Hub::with_progress`] does, for this repository. Default: the hub's.
+    #[must_use]
+    pub fn with_progress(
+        mut self,
+        observer: impl Fn(&HubProgress) + Send + Sync + 'static,
+    ) -> Self {
+        self.hub = self.hub.with_progress(observer);
+        self
+    }
+
     /// Its name, `org/name`.
     pub fn name(&self) -> &str {
         &self.name
@@ -393,11 +408,16 @@ impl Repo {
         Some(cache.snapshot(&cache.commit(&self.revision)?))
     }
 
-    fn url(&self, revision: &str, path: &str) -> String {
-        let prefix = match self.kind {
+    /// What stands before its name in URLs.
+    fn prefix(&self) -> &'static str {
+        match self.kind {
             Kind::Model => "",
             Kind::Dataset => "datasets/",
-        };
+        }
+    }
+
+    fn url(&self, revision: &str, path: &str) -> String {
+        let prefix = self.prefix();
         let (endpoint, name) = (self.hub.endpoint(), &self.name);
         let (revision, path) = (quoted(revision, ""), quoted(path, "/"));
         format!("{endpoint}/{prefix}{name}/resolve/{revision}/{path}")

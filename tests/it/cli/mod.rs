@@ -4,6 +4,7 @@ mod bad_input;
 mod data;
 mod drop_in;
 mod golden;
+mod push;
 mod sampling;
 #[cfg(unix)]
 mod terminal;
@@ -59,6 +60,16 @@ impl Desk {
         self.env.retain(|(known, _)| known != name);
         self.env.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Another folder, with the same environment.
+    pub(crate) fn again(&self) -> Self {
+        let mut desk = Self::bare();
+        let home = desk.env.clone();
+        desk.env = self.env.clone();
+        let home = home.into_iter().find(|(name, _)| name == "HOME");
+        home.into_iter()
+            .fold(desk, |desk, (name, value)| desk.with(&name, &value))
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,11 +1,14 @@
 //! A small Hugging Face hub on this machine: commits and ETags, large files kept on another host,
-//! ranges, gated and private repositories, refusals with their codes.
+//! ranges, gated and private repositories, refusals with their codes; and uploads (`uploads`).
+
+mod uploads;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
+use self::uploads::Uploads;
 use super::packages::{hex, sha256};
 use super::scripted::{Recorded, Reply, Server};
 
@@ -15,13 +18,23 @@ pub(crate) struct HubServer {
     pub(crate) storage: Server,
     repos: Arc<Mutex<BTreeMap<String, FakeRepo>>>,
     faults: Arc<Mutex<VecDeque<Fault>>>,
+    uploads: Arc<Mutex<Uploads>>,
 }
 
-/// A repository at its one commit.
+/// Paths, contents, and whether they are kept on the other host.
+type Files = BTreeMap<String, (Vec<u8>, bool)>;
+
+/// A repository at its newest commit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeRepo {
     pub(crate) commit: String,
-    files: BTreeMap<String, (Vec<u8>, bool)>,
+    files: Files,
+    /// Branches but `main`, with their newest commits.
+    branches: BTreeMap<String, (String, Files)>,
+    /// Whether it was made to be private.
+    pub(crate) private: bool,
+    /// What was said about each commit made here.
+    pub(crate) messages: Vec<String>,
     /// Who may see it, if not everybody.
     token: Option<String>,
     gated: bool,
@@ -44,6 +57,25 @@ impl FakeRepo {
     pub(crate) fn with_large_file(mut self, path: &str, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.insert(path.to_owned(), (bytes.into(), true));
         self
+    }
+
+    /// A file of a branch, and whether it is kept on the other host.
+    pub(crate) fn file(&self, branch: &str, path: &str) -> Option<(&[u8], bool)> {
+        let files = match branch {
+            "main" => &self.files,
+            _ => &self.branches.get(branch)?.1,
+        };
+        files
+            .get(path)
+            .map(|(bytes, large)| (bytes.as_slice(), *large))
+    }
+
+    pub(crate) fn paths(&self, branch: &str) -> Vec<&str> {
+        let files = match branch {
+            "main" => &self.files,
+            _ => &self.branches[branch].1,
+        };
+        files.keys().map(String::as_str).collect()
     }
 
     pub(crate) fn gated_for(mut self, token: &str) -> Self {
@@ -75,19 +107,45 @@ impl HubServer {
         let (api, storage) = (Server::start(), Server::start());
         let repos = Arc::new(Mutex::new(BTreeMap::<String, FakeRepo>::new()));
         let faults = Arc::new(Mutex::new(VecDeque::new()));
+        let uploads = Arc::new(Mutex::new(Uploads::new(&api.url(), &storage.url())));
         let (known, elsewhere) = (Arc::clone(&repos), storage.url());
-        api.otherwise(move |request| answer(&known.lock().unwrap(), &elsewhere, request));
+        let taking = Arc::clone(&uploads);
+        api.otherwise(move |request| {
+            let mut repos = known.lock().unwrap();
+            let taken = taking.lock().unwrap().answer(&mut repos, request);
+            taken.unwrap_or_else(|| answer(&repos, &elsewhere, request))
+        });
         let (known, coming) = (Arc::clone(&repos), Arc::clone(&faults));
+        let taking = Arc::clone(&uploads);
         storage.otherwise(move |request| {
             let fault = coming.lock().unwrap().pop_front();
-            stored(&known.lock().unwrap(), request, fault)
+            match request.method.as_str() {
+                "PUT" => taking.lock().unwrap().put(request, fault),
+                _ => stored(&known.lock().unwrap(), request, fault),
+            }
         });
         Self {
             api,
             storage,
             repos,
             faults,
+            uploads,
         }
+    }
+
+    /// Lets the bearer of a token write, under this name.
+    pub(crate) fn let_write(&self, token: &str, name: &str) {
+        self.uploads.lock().unwrap().let_write(token, name);
+    }
+
+    /// Asks for large files in parts of so many bytes. Default: whole.
+    pub(crate) fn want_parts(&self, bytes: usize) {
+        self.uploads.lock().unwrap().want_parts(bytes);
+    }
+
+    /// What a repository holds now.
+    pub(crate) fn repo(&self, name: &str) -> Option<FakeRepo> {
+        self.repos.lock().unwrap().get(name).cloned()
     }
 
     pub(crate) fn url(&self) -> String {
@@ -142,9 +200,23 @@ fn answer(repos: &BTreeMap<String, FakeRepo>, storage: &str, request: &Recorded)
         _ => {}
     }
     let (revision, file) = rest.split_once('/').unwrap_or((rest, ""));
-    if revision != "main" && revision != repo.commit {
-        return refused(404, "RevisionNotFound", "Invalid rev id");
-    }
+    let branch = repo.branches.iter().find(|(name, (commit, _))| {
+        // A pull request's branch has slashes in its name.
+        revision == name.replace('/', "%2F") || revision == commit
+    });
+    let at_branch;
+    let repo = match branch {
+        Some((_, (commit, files))) => {
+            at_branch = FakeRepo {
+                commit: commit.clone(),
+                files: files.clone(),
+                ..FakeRepo::default()
+            };
+            &at_branch
+        }
+        None if revision == "main" || revision == repo.commit => repo,
+        None => return refused(404, "RevisionNotFound", "Invalid rev id"),
+    };
     if is_listing {
         let siblings: Vec<_> = repo
             .files
@@ -192,7 +264,10 @@ fn resolved(
 }
 
 fn stored(repos: &BTreeMap<String, FakeRepo>, request: &Recorded, fault: Option<Fault>) -> Reply {
-    let files = repos.values().flat_map(|repo| repo.files.values());
+    let files = repos.values().flat_map(|repo| {
+        let branches = repo.branches.values().flat_map(|(_, files)| files.values());
+        repo.files.values().chain(branches)
+    });
     let wanted = request.path.trim_start_matches("/blobs/");
     let found = files
         .filter(|(_, large)| *large)

@@ -3,6 +3,7 @@
 mod hub;
 mod templates;
 mod tokenizers;
+mod uploads;
 
 use serde::Deserialize;
 use tinker::text::{ChatOptions, Message, Tokenizer};

@@ -2,6 +2,7 @@
 
 mod delete;
 mod download;
+mod push;
 
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(crate) enum Checkpoint {
     Delete(delete::Delete),
     /// Download a training checkpoint or external weights into a folder of its own.
     Download(download::Download),
+    /// Upload a checkpoint to the Hugging Face hub as a PEFT adapter.
+    PushHf(push::PushHf),
 }
 
 /// One checkpoint.
@@ -80,6 +83,7 @@ impl Checkpoint {
             Self::SetTtl(set) => set.run(context),
             Self::Delete(delete) => delete.run(context),
             Self::Download(download) => download.run(context),
+            Self::PushHf(push) => push.run(context),
         }
     }
 }
