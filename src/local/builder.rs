@@ -21,7 +21,7 @@ use super::state::Keep;
 use super::state::State;
 use super::state::memory::Memory;
 use super::state::sessions::LOCAL;
-use super::work::Workshop;
+use super::work::{WorkOptions, Workshop};
 use crate::error::{Context, Error, Result};
 
 /// More would be a mistake.
@@ -67,6 +67,7 @@ pub struct Builder {
     max_memory: Option<usize>,
     adapter_memory: Option<usize>,
     keep_records: Keep,
+    save_every: Duration,
     request_log: bool,
 }
 
@@ -97,6 +98,7 @@ impl Default for Builder {
             max_memory: None,
             adapter_memory: None,
             keep_records: Keep::default(),
+            save_every: Duration::from_secs(300),
             request_log: false,
         }
     }
@@ -181,6 +183,18 @@ impl Builder {
     /// Default: 90 days, the latest 10,000 of each.
     pub fn keep_records(mut self, age: Duration, count: usize) -> Self {
         self.keep_records = Keep { age, count };
+        self
+    }
+
+    /// How often the state of models in training is written to the [data folder](Self::data); it is
+    /// also written when the server stops, after what was accepted has been worked off. The next
+    /// server then goes on with them: weights, optimiser, gathered gradients, numbers and results
+    /// are there again. After a crash that holds for models whose clients had asked for nothing
+    /// since; the state of others becomes a checkpoint of their run, `autosave-…`, for a week, and
+    /// their clients are told to restore. Sampling clients of weights that were not saved by name
+    /// end with the server. [`Duration::ZERO`] keeps nothing. Default: 5 minutes.
+    pub fn save_every(mut self, interval: Duration) -> Self {
+        self.save_every = interval;
         self
     }
 
@@ -334,7 +348,7 @@ impl Builder {
             .build()
             .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
         let service = self.service(flags, scheme, runtime.handle().clone())?;
-        let janitor = Janitor::start(service.work().state.clone())?;
+        let janitor = Janitor::start(service.work().clone())?;
         let http = HttpThread::start(listener, runtime, service.clone(), front)?;
         let address = http.address;
         log::info!("local server at {scheme}://{address}");
@@ -362,7 +376,12 @@ impl Builder {
             self.model.clone(),
             self.threads,
             Memory::new(self.max_memory),
-            self.adapter_memory,
+            WorkOptions {
+                adapter_memory: self.adapter_memory,
+                // A folder that goes with the server keeps nothing.
+                save_every: Some(self.save_every)
+                    .filter(|every| self.data.is_some() && !every.is_zero()),
+            },
         )?;
         let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);
         let auth = Auth::new(self.users.clone(), jwt_lifetime);
@@ -405,6 +424,7 @@ impl Builder {
             ("jwt_lifetime", self.jwt_lifetime),
             ("session_timeout", self.session_timeout),
             ("body_patience", self.body_patience),
+            ("save_every", self.save_every),
         ] {
             if time > LONGEST_TIME {
                 return Err(Error::invalid(field, "must be a year at most"));

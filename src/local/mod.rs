@@ -63,7 +63,9 @@ use http::{HttpThread, Recorder};
 /// A running server: real sockets, real gradients, no account and no network.
 ///
 /// The handle is blocking; dropping it stops the server and joins its threads. Requests under
-/// way get a moment to end, long polls are answered at once.
+/// way get a moment to end, long polls are answered at once. With a [data folder](Builder::data)
+/// the training that was accepted is worked off, for 20 s at most, and models in training are
+/// [saved](Builder::save_every).
 ///
 /// Everything the official clients speak to is served from one thread with an async runtime of
 /// its own; the model's arithmetic runs on other threads.

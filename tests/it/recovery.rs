@@ -1,4 +1,6 @@
-//! A server that is killed and comes back empty-handed, as a training program meets it.
+//! A server that is restarted, as a training program meets it.
+
+use std::time::Duration;
 
 use tinker::config::Config;
 use tinker::error::Remedy;
@@ -19,9 +21,12 @@ fn step(training: &TrainingClient) -> tinker::Result<()> {
 }
 
 #[test]
-fn a_run_goes_on_after_its_server_was_restarted() {
+fn a_run_goes_on_after_its_server_came_back_empty_handed() {
     let folder = tempfile::tempdir().unwrap();
-    let builder = || LocalServer::builder().data(folder.path());
+    let builder = || {
+        let builder = LocalServer::builder().data(folder.path());
+        builder.save_every(Duration::ZERO)
+    };
     let server = builder().start().unwrap();
     let port = port(&server);
     let config = Config::default()
@@ -62,6 +67,46 @@ fn a_run_goes_on_after_its_server_was_restarted() {
     // The old one stays as it was.
     assert!(training.optim_step(AdamParams::default()).is_err());
     drop((training, recovery, service, server));
+}
+
+/// Steps are under way when the server stops; the next one goes on with them.
+#[test]
+fn a_restart_in_the_middle_of_training_changes_nothing() {
+    let data = [Datum::supervised(&[72, 101], &[108, 108])];
+    let model = "tinker-local/tiny";
+    let steps = |training: &TrainingClient, count: usize| -> Vec<_> {
+        let step = |_| training.train_step(&data, LossFn::CrossEntropy, AdamParams::default());
+        (0..count).map(|number| step(number).unwrap()).collect()
+    };
+    let expected: Vec<f64> = {
+        let service = ServiceClient::local().unwrap();
+        let lora = LoraConfig::rank(4).with_seed(7);
+        let training = service.create_lora_training_client(model, lora).unwrap();
+        let steps = steps(&training, 12);
+        let losses = steps.into_iter().map(|step| step.join().unwrap().0.loss());
+        losses.map(Option::unwrap).collect()
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let builder = || LocalServer::builder().data(folder.path());
+    let server = builder().start().unwrap();
+    let port = port(&server);
+    let config = Config::default()
+        .with_base_url(server.base_url())
+        .with_api_key("tml-local");
+    let service = ServiceClient::new(config).unwrap();
+    let lora = LoraConfig::rank(4).with_seed(7);
+    let training = service.create_lora_training_client(model, lora).unwrap();
+    let mut under_way = steps(&training, 6);
+    drop(server);
+    under_way.extend(steps(&training, 2));
+    let server = builder().port(port).start().unwrap();
+    under_way.extend(steps(&training, 4));
+    let losses = under_way
+        .into_iter()
+        .map(|step| step.join().unwrap().0.loss());
+    assert_eq!(losses.map(Option::unwrap).collect::<Vec<f64>>(), expected);
+    drop((training, service, server));
 }
 
 /// The server answers before it has read a body that is too large, and closes.

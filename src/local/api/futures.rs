@@ -5,6 +5,7 @@ use serde_json::json;
 use super::{Answer, Call};
 use crate::local::http::{JSON, PROTOBUF, Refusal, Reply};
 use crate::local::state::futures::{Look, Outcome};
+use crate::local::work::saving;
 use crate::wire::dialect::encode_sample_json;
 use crate::wire::output::decode_forward_backward_proto;
 use crate::wire::reply::{CompletionsReply, is_protobuf};
@@ -27,7 +28,7 @@ pub(super) async fn retrieve(call: Call) -> Answer {
         Look::Done(outcome) => outcome,
         Look::Pending { paused } => return Ok(pending(id, paused)),
         // Clients take a 404 for their own mistake and a 410 for a promise that was lost.
-        Look::Unknown => return Err(Refusal::gone(format!("no such request: {id}"))),
+        Look::Unknown => return Err(lost(&call, id).await),
     };
     let size = outcome.size();
     if wanted.allow_metadata_only && size > options.metadata_only_above {
@@ -39,6 +40,22 @@ pub(super) async fn retrieve(call: Call) -> Answer {
     }
     call.state().futures.sent(id);
     render(&call, outcome)
+}
+
+/// What to say of a request that nobody knows. Whoever asks for one that a model in training came
+/// back without knows of work that the model does not: the two must not go on together.
+async fn lost(call: &Call, id: &str) -> Refusal {
+    let asked = id.rsplit_once(':').and_then(|(model, number)| {
+        let number = number.parse().ok()?;
+        let model = call.model(model).ok()?;
+        saving::is_ahead(&model, number).then_some(model)
+    });
+    if let Some(model) = asked {
+        let work = call.work().clone();
+        // What the model has learnt goes to disk.
+        let _ = tokio::task::spawn_blocking(move || saving::lay_down(&work, &model)).await;
+    }
+    Refusal::gone(format!("no such request: {id}"))
 }
 
 fn pending(id: &str, paused: Option<String>) -> Reply {

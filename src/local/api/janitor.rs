@@ -7,9 +7,9 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::error::{Context, Error, Result};
-use crate::local::state::State;
+use crate::local::work::Workshop;
 
-/// Ends silent sessions and drops what is over, until it is dropped itself.
+/// Ends silent sessions, saves models in training and drops what is over, until it is dropped itself.
 #[derive(Debug)]
 pub(in crate::local) struct Janitor {
     /// `None` only while it stops.
@@ -18,13 +18,18 @@ pub(in crate::local) struct Janitor {
 }
 
 impl Janitor {
-    pub(in crate::local) fn start(state: Arc<State>) -> Result<Self> {
+    pub(in crate::local) fn start(workshop: Arc<Workshop>) -> Result<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
-        let pause = state.sessions.timeout() / 4;
+        let timeout = workshop.state.sessions.timeout();
+        let pause = workshop
+            .options
+            .save_every
+            .map_or(timeout, |every| timeout.min(every))
+            / 4;
         let pause = pause.clamp(Duration::from_millis(10), Duration::from_secs(5));
         let thread = std::thread::Builder::new()
             .name("tinker-local-janitor".into())
-            .spawn(move || work(&state, &stopped, pause))
+            .spawn(move || work(&workshop, &stopped, pause))
             .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
         Ok(Self {
             stop: Some(stop),
@@ -33,9 +38,9 @@ impl Janitor {
     }
 }
 
-fn work(state: &State, stopped: &Receiver<()>, pause: Duration) {
+fn work(workshop: &Arc<Workshop>, stopped: &Receiver<()>, pause: Duration) {
     while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        state.sweep();
+        workshop.tidy();
     }
 }
 

@@ -33,7 +33,7 @@ use super::state::samplers::Sampler;
 use super::state::{State, StateError};
 use super::work::Workshop;
 use crate::error::Error;
-use crate::types::{Cursor, TinkerPath};
+use crate::types::{CheckpointKind, Cursor, TinkerPath};
 use crate::wire::reply::FutureReply;
 use crate::wire::request::from_json;
 use service::Service;
@@ -111,11 +111,24 @@ impl Call {
 
     /// A model of whoever asks.
     fn model(&self, id: &str) -> Result<Arc<Model>, Refusal> {
-        let model = self.state().models.get(id)?;
+        let model = self.state().models.get(id);
+        let model = model.map_err(|error| self.ended_model(id).unwrap_or(error.into()))?;
         match self.own_session(&model.session_id) {
             Ok(()) => Ok(model),
             Err(_) => Err(Refusal::missing(format!("no such model: {id}"))),
         }
+    }
+
+    /// What to say of a model that was in training once: clients take it for lost, and restore.
+    fn ended_model(&self, id: &str) -> Option<Refusal> {
+        self.run(id).ok()?;
+        let catalogue = &self.state().catalogue;
+        let newest = catalogue.last_checkpoint(id, CheckpointKind::Training);
+        let from = newest.map_or("a checkpoint".to_owned(), |one| one.path.to_string());
+        Some(Refusal::gone(format!(
+            "{id} is no longer in training: it was unloaded, its session ended, or the server was \
+             restarted without what it did last; go on from {from}"
+        )))
     }
 
     /// A sampling session of whoever asks.

@@ -62,7 +62,7 @@ impl Service {
         }
     }
 
-    pub(in crate::local) fn work(&self) -> &Workshop {
+    pub(in crate::local) fn work(&self) -> &Arc<Workshop> {
         &self.work
     }
 

@@ -68,6 +68,7 @@ pub(super) fn new_model(
         let job = Job {
             request_id: request_id.clone(),
             endpoint,
+            is_numbered: false,
             work,
         };
         begin(call.work(), &model, job);

@@ -11,6 +11,8 @@ use super::optim::AdamState;
 use super::train::Trainer;
 use crate::error::{Context, Error, Result};
 
+/// The tensor of the gradients.
+const GRADIENT: &str = "gradient";
 /// The metadata entry that holds the header; its name tells a saved trainer from other files.
 const KEY: &str = "tinker-sdk trainer 1";
 
@@ -29,8 +31,10 @@ struct Header {
 pub(crate) enum Restore {
     /// The adapter, with a fresh optimiser.
     Weights,
-    /// The adapter and the optimiser: training goes on as if never interrupted.
+    /// The adapter and the optimiser: training goes on from the last step.
     WithOptimizer,
+    /// Those and the gradients gathered since: training goes on as if never interrupted.
+    Everything,
 }
 
 impl Trainer {
@@ -40,6 +44,19 @@ impl Trainer {
     ///
     /// If there is not enough memory to write it.
     pub(crate) fn save(&self) -> Result<Vec<u8>> {
+        self.encode(&[])
+    }
+
+    /// The same with the gradients gathered since the last step.
+    ///
+    /// # Errors
+    ///
+    /// As for [`save`](Self::save).
+    pub(crate) fn save_everything(&self) -> Result<Vec<u8>> {
+        self.encode(&[(GRADIENT, &self.gradient)])
+    }
+
+    fn encode(&self, more: &[(&str, &[f32])]) -> Result<Vec<u8>> {
         let spec = self.adapter.spec();
         let header = Header {
             rank: spec.rank,
@@ -59,8 +76,9 @@ impl Trainer {
             ("adam.square", &self.adam.square[..]),
         ];
         let views = tensors
-            .into_iter()
-            .map(|(name, values)| Ok((name, floats(values)?)))
+            .iter()
+            .chain(more)
+            .map(|(name, values)| Ok((*name, floats(values)?)))
             .collect::<Result<Vec<_>>>()?;
         safetensors::serialize(views, Some(metadata)).map_err(write_failed)
     }
@@ -98,7 +116,7 @@ impl Trainer {
         }
         adapter.params_mut().copy_from_slice(&params);
         let mut trainer = Self::from_adapter(base, adapter);
-        if what == Restore::WithOptimizer {
+        if what != Restore::Weights {
             let (mean, square) = (
                 read_floats(&file, "adam.mean")?,
                 read_floats(&file, "adam.square")?,
@@ -115,6 +133,13 @@ impl Trainer {
                 mean,
                 square,
             };
+        }
+        if what == Restore::Everything {
+            trainer.gradient = read_floats(&file, GRADIENT)?;
+            if ![0, params.len()].contains(&trainer.gradient.len()) {
+                let problem = "has gradients of another shape";
+                return Err(Error::invalid("checkpoint", problem));
+            }
         }
         Ok(trainer)
     }

@@ -111,6 +111,11 @@ impl Trainer {
         }
     }
 
+    /// How many steps the optimiser has taken.
+    pub(crate) fn steps(&self) -> u64 {
+        self.adam.step
+    }
+
     /// The base this trains on.
     pub(crate) fn base(&self) -> &Base {
         &self.base

@@ -156,6 +156,12 @@ impl Catalogue {
         self.folder.path()
     }
 
+    /// Adds to what is wrong with the folder.
+    pub(in crate::local) fn note_problem(&self, problem: String) {
+        log::warn!("local server: {problem}");
+        lock(&self.problems).push(problem);
+    }
+
     /// What was found damaged so far.
     pub(in crate::local) fn problems(&self) -> Vec<String> {
         lock(&self.problems).clone()

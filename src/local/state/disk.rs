@@ -18,12 +18,18 @@ const VERSION: u64 = 1;
 
 /// Writes a file so that a crash leaves either the old content or the new.
 pub(in crate::local) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_parts(path, &[bytes])
+}
+
+/// The same for content that lies in several places.
+pub(super) fn write_parts(path: &Path, parts: &[&[u8]]) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let attempt = || -> io::Result<()> {
         fs::create_dir_all(folder)?;
         let partial = folder.join(format!("{}{PARTIAL}", uuid::Uuid::new_v4()));
         let mut file = File::create(&partial)?;
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        let written = parts.iter().try_for_each(|part| file.write_all(part));
+        let written = written.and_then(|()| file.sync_all());
         drop(file);
         let renamed = written.and_then(|()| fs::rename(&partial, path));
         if renamed.is_err() {

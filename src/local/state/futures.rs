@@ -198,6 +198,13 @@ impl Futures {
         }
     }
 
+    /// Forgets a request that will never have a result, and tells whoever waits.
+    pub(in crate::local) fn forget(&self, id: &str) {
+        if let Some(entry) = lock(&self.shelf).entries.remove(id) {
+            entry.changed.notify_waiters();
+        }
+    }
+
     /// Stops the work of a pending request, where that is possible.
     pub(in crate::local) fn cancel(&self, id: &str) {
         let flag = match lock(&self.shelf).entries.get(id) {

@@ -1,8 +1,8 @@
 //! Custom losses: the graphs that a session's clients have uploaded.
 //!
 //! A graph is data, not code: it becomes a formula of operations this crate knows, or it is
-//! refused by the name of the first one it does not. Like models, losses live as long as their
-//! session and not across a restart, which ends sessions.
+//! refused by the name of the first one it does not. Losses live as long as their session, and come
+//! back with its models after a restart.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -23,8 +23,8 @@ pub(in crate::local) struct Losses {
 
 #[derive(Debug, Default)]
 struct Uploaded {
-    /// Each distinct graph, as it was sent, and its formula.
-    losses: Vec<(String, Arc<Objective>)>,
+    /// Each distinct graph, as it was sent first, and its formula.
+    losses: Vec<(LossGraph, Arc<Objective>)>,
     /// Places in that list by the number the client gave.
     numbers: BTreeMap<u64, usize>,
 }
@@ -41,11 +41,11 @@ impl Losses {
         let objective = graph
             .to_objective()
             .map_err(|error| bad(format!("this server cannot run the loss: {error}")))?;
-        let key = serde_json::to_string(&(&graph.inputs, &graph.graph))
-            .map_err(|error| bad(error.to_string()))?;
         let mut sessions = lock(&self.sessions);
         let session = sessions.entry(session_id.to_owned()).or_default();
-        let known = session.losses.iter().position(|(other, _)| *other == key);
+        let same =
+            |other: &LossGraph| (&other.inputs, &other.graph) == (&graph.inputs, &graph.graph);
+        let known = session.losses.iter().position(|(other, _)| same(other));
         if let Some(earlier) = session.numbers.get(&number)
             && known != Some(*earlier)
         {
@@ -57,12 +57,27 @@ impl Losses {
                 return Err(bad(format!("a session may have {LIMIT} losses at most")));
             }
             None => {
-                session.losses.push((key, Arc::new(objective)));
+                session.losses.push((graph.clone(), Arc::new(objective)));
                 session.losses.len() - 1
             }
         };
         session.numbers.insert(number, place);
         Ok(loss_id(session_id, place))
+    }
+
+    /// What a session uploaded, with its numbers, so that adding it again in this order gives each
+    /// loss the same id.
+    pub(in crate::local) fn uploaded(&self, session_id: &str) -> Vec<(u64, LossGraph)> {
+        let sessions = lock(&self.sessions);
+        let Some(session) = sessions.get(session_id) else {
+            return Vec::new();
+        };
+        let numbers = session.numbers.iter();
+        let mut places: Vec<(usize, u64)> =
+            numbers.map(|(number, place)| (*place, *number)).collect();
+        places.sort_unstable();
+        let graph = |(place, number): (usize, u64)| (number, session.losses[place].0.clone());
+        places.into_iter().map(graph).collect()
     }
 
     /// Forgets what a session uploaded.

@@ -15,6 +15,7 @@ pub(super) mod memory;
 pub(super) mod models;
 pub(super) mod queue;
 pub(super) mod samplers;
+pub(super) mod saved;
 pub(super) mod sequence;
 pub(super) mod sessions;
 pub(super) mod traces;
@@ -30,7 +31,7 @@ use tokio::sync::watch;
 
 use crate::error::{Error, Result};
 use crate::sync::lock;
-use crate::types::Timestamp;
+use crate::types::{SessionStatus, Timestamp};
 use catalogue::Catalogue;
 use downloads::Downloads;
 use futures::{Futures, Outcome};
@@ -38,6 +39,7 @@ use ledger::Ledger;
 use losses::Losses;
 use models::Models;
 use samplers::{Sampler, Samplers};
+use saved::Saved;
 use sessions::{Session, Sessions};
 use traces::{Span, Traces};
 
@@ -108,6 +110,7 @@ pub(super) struct State {
     pub(super) samplers: Samplers,
     pub(super) losses: Losses,
     pub(super) catalogue: Catalogue,
+    pub(super) saved: Saved,
     pub(super) ledger: Ledger,
     pub(super) traces: Traces,
     pub(super) downloads: Downloads,
@@ -134,6 +137,7 @@ impl State {
             models: Models::default(),
             samplers: Samplers::default(),
             losses: Losses::default(),
+            saved: Saved::new(catalogue.root()),
             catalogue,
             ledger,
             traces: Traces::default(),
@@ -199,29 +203,36 @@ impl State {
     /// Lets go of what belonged to a session.
     pub(super) fn end_session(&self, session: &Session) {
         for id in session.models.values() {
-            if let Some(model) = self.models.remove(id) {
-                // Whatever still waits for lower numbers waits in vain.
-                for job in lock(&model.queue).sequence.drain() {
-                    let outcome = Outcome::refused("the session has ended");
-                    self.futures.finish(&job.request_id, outcome);
-                }
+            for request_id in self.end_model(id) {
+                let outcome = Outcome::refused("the session has ended");
+                self.futures.finish(&request_id, outcome);
             }
         }
         self.samplers.remove_session(&session.id, &self.futures);
         self.losses.remove_session(&session.id);
-        if let Err(error) = self.catalogue.keep_session(session) {
+        let mut kept = self.catalogue.keep_session(session);
+        // A client that finished needs its models no more; what another left behind may be wanted.
+        if let SessionStatus::ClientFinished { .. } = session.status {
+            let mut models = session.models.values();
+            kept = kept.and(models.try_for_each(|id| self.saved.remove(id)));
+        }
+        if let Err(error) = kept {
             log::warn!("local server: {error}");
         }
     }
 
-    /// Drops what is over: silent sessions, results nobody wants, expired checkpoints.
+    /// Takes a model out, and gives the requests that still wait for lower numbers: in vain.
+    pub(super) fn end_model(&self, id: &str) -> Vec<String> {
+        let Some(model) = self.models.remove(id) else {
+            return Vec::new();
+        };
+        let waiting = lock(&model.queue).sequence.drain();
+        waiting.into_iter().map(|job| job.request_id).collect()
+    }
+
+    /// Drops what is over: results nobody wants, expired checkpoints, old records.
     pub(super) fn sweep(&self) {
-        let now = Instant::now();
-        for session in self.sessions.expire(now) {
-            log::warn!("local server: session {} lost its heartbeat", session.id);
-            self.end_session(&session);
-        }
-        self.futures.sweep(now);
+        self.futures.sweep(Instant::now());
         self.catalogue.expire(self::now());
         self.ledger.write();
         self.prune(self::now());

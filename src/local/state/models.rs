@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use super::StateError;
 use super::memory::Promise;
@@ -28,6 +29,20 @@ pub(in crate::local) struct Model {
     pub(in crate::local) trainer: Mutex<Option<Trainer>>,
     /// The memory it takes, as long as it lives.
     pub(in crate::local) memory: Mutex<Option<Promise>>,
+    /// Whether it began in an earlier process.
+    pub(in crate::local) came_back: bool,
+    pub(in crate::local) on_disk: Mutex<OnDisk>,
+}
+
+/// How what is on disk relates to the model.
+#[derive(Debug)]
+pub(in crate::local) struct OnDisk {
+    /// Which of the model's states it is, counted from 1; 0 if there is none.
+    pub(in crate::local) generation: u64,
+    /// Whether a request has run since.
+    pub(in crate::local) is_behind: bool,
+    /// When it was written, or when there was nothing to write yet.
+    pub(in crate::local) at: Instant,
 }
 
 impl Models {
@@ -46,10 +61,16 @@ impl Models {
         lock(&self.live).len()
     }
 
+    pub(in crate::local) fn all(&self) -> Vec<Arc<Model>> {
+        lock(&self.live).values().cloned().collect()
+    }
+
     /// How many requests wait for their turn.
     pub(in crate::local) fn queued(&self) -> usize {
-        let live: Vec<Arc<Model>> = lock(&self.live).values().cloned().collect();
-        live.iter().map(|model| lock(&model.queue).len()).sum()
+        self.all()
+            .iter()
+            .map(|model| lock(&model.queue).len())
+            .sum()
     }
 
     /// Takes a model out; what its queue already runs ends by itself.
@@ -73,6 +94,12 @@ impl Model {
             queue: Mutex::default(),
             trainer: Mutex::default(),
             memory: Mutex::default(),
+            came_back: false,
+            on_disk: Mutex::new(OnDisk {
+                generation: 0,
+                is_behind: false,
+                at: Instant::now(),
+            }),
         }
     }
 }

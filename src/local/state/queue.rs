@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crossbeam_channel::Sender;
 use serde_json::{Map, Value};
 
 use super::sequence::Sequence;
@@ -14,9 +15,18 @@ pub(in crate::local) struct Queue {
     pub(in crate::local) ready: VecDeque<Job>,
     /// Whether a task is at work on this queue.
     pub(in crate::local) running: bool,
+    /// Whether the model is to be saved before its next request.
+    pub(in crate::local) save_due: bool,
+    /// The server stops: the model is saved after its last request, and this is dropped.
+    pub(in crate::local) farewell: Option<Sender<()>>,
 }
 
 impl Queue {
+    /// Whether there is anything to do.
+    pub(in crate::local) fn is_idle(&self) -> bool {
+        self.ready.is_empty() && !self.save_due && self.farewell.is_none()
+    }
+
     /// How many requests wait.
     pub(super) fn len(&self) -> usize {
         self.ready.len() + self.sequence.held()
@@ -29,6 +39,8 @@ pub(in crate::local) struct Job {
     pub(in crate::local) request_id: String,
     /// The endpoint it came by, which latencies are set for.
     pub(in crate::local) endpoint: &'static str,
+    /// Whether it has a number of its own.
+    pub(in crate::local) is_numbered: bool,
     pub(in crate::local) work: Work,
 }
 

@@ -45,6 +45,14 @@ impl<T> Default for Sequence<T> {
 }
 
 impl<T> Sequence<T> {
+    /// Goes on from a number; those below it were used.
+    pub(in crate::local) fn from(next: u64) -> Self {
+        Self {
+            next,
+            ..Self::default()
+        }
+    }
+
     /// The number everything else waits for.
     pub(in crate::local) fn next(&self) -> u64 {
         self.next
@@ -125,6 +133,14 @@ mod tests {
         assert_eq!(sequence.admit(Some(1), 10, 1), ready([1, 2]));
         assert_eq!(sequence.admit(Some(1), 10, 1), Admission::Repeated);
         assert_eq!(sequence.admit(Some(1), 11, 1), Admission::Taken);
+    }
+
+    #[test]
+    fn goes_on_where_another_stopped() {
+        let mut sequence = Sequence::from(5);
+        assert_eq!(sequence.admit(Some(4), 4, 4), Admission::Repeated);
+        assert_eq!(sequence.admit(Some(6), 6, 6), Admission::Held);
+        assert_eq!(sequence.admit(Some(5), 5, 5), ready([5, 6]));
     }
 
     #[test]

@@ -42,6 +42,17 @@ pub(in crate::local) struct Session {
     pub(in crate::local) samplers: BTreeMap<u64, String>,
 }
 
+/// What became of a session of an earlier process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::local) enum Earlier {
+    /// It was alive when that process ended.
+    Interrupted,
+    /// Its client has ended it.
+    Finished,
+    /// Its client fell silent, or nobody remembers.
+    Gone,
+}
+
 #[derive(Debug)]
 pub(in crate::local) struct Sessions {
     timeout: Duration,
@@ -52,16 +63,20 @@ pub(in crate::local) struct Sessions {
 struct Live {
     session: Session,
     last_seen: Instant,
+    /// Whether an earlier process left it alive.
+    interrupted: bool,
 }
 
 impl Sessions {
-    /// Starts with the sessions of an earlier process; those still active then are over.
+    /// Starts with the sessions of an earlier process; those still active then are over, unless
+    /// they are [taken up again](Self::revive).
     pub(in crate::local) fn new(timeout: Duration, earlier: Vec<Session>) -> Self {
         let now = Instant::now();
         let all = earlier
             .into_iter()
             .map(|mut session| {
-                if session.status == SessionStatus::Active {
+                let interrupted = session.status == SessionStatus::Active;
+                if interrupted {
                     session.status = SessionStatus::Cancelled {
                         detail: Some("the server was restarted".into()),
                     };
@@ -69,6 +84,7 @@ impl Sessions {
                 let live = Live {
                     session,
                     last_seen: now,
+                    interrupted,
                 };
                 (live.session.id.clone(), live)
             })
@@ -87,8 +103,34 @@ impl Sessions {
         let live = Live {
             last_seen: Instant::now(),
             session,
+            interrupted: false,
         };
         lock(&self.all).insert(live.session.id.clone(), live);
+    }
+
+    /// What became of a session that an earlier process knew.
+    pub(in crate::local) fn earlier(&self, id: &str) -> Earlier {
+        match lock(&self.all).get(id) {
+            Some(live) if live.interrupted => Earlier::Interrupted,
+            Some(live) => match live.session.status {
+                SessionStatus::ClientFinished { .. } => Earlier::Finished,
+                _ => Earlier::Gone,
+            },
+            None => Earlier::Gone,
+        }
+    }
+
+    /// Takes up a session that was interrupted: its client has as long to come back as after any
+    /// heartbeat. It has this model again.
+    pub(in crate::local) fn revive(&self, id: &str, model: &str) {
+        if let Some(live) = lock(&self.all).get_mut(id).filter(|live| live.interrupted) {
+            live.session.status = SessionStatus::Active;
+            live.last_seen = Instant::now();
+            let number = model.rsplit(':').next().and_then(|text| text.parse().ok());
+            if let Some(number) = number {
+                live.session.models.insert(number, model.to_owned());
+            }
+        }
     }
 
     /// Notes a sign of life.

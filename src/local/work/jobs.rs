@@ -40,6 +40,9 @@ pub(in crate::local) fn run(
             *trainer = None;
             *lock(&model.memory) = None;
             workshop.state.models.remove(&model.id);
+            if let Err(error) = workshop.state.saved.remove(&model.id) {
+                log::warn!("local server: {error}");
+            }
             let model_id = model.id.clone();
             Ok(reply("unload_model", UnloadModelReply { model_id }))
         }

@@ -8,11 +8,13 @@ mod custom;
 pub(super) mod generate;
 pub(super) mod jobs;
 pub(super) mod samples;
+pub(super) mod saving;
 pub(super) mod training;
 pub(super) mod vocabulary;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::engine::Base;
 use super::source::ModelSource;
@@ -30,6 +32,15 @@ use vocabulary::Vocabulary;
 /// The name of the built-in model.
 const BUILT_IN: &str = "tinker-local/tiny";
 
+/// How models are run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WorkOptions {
+    /// Bytes for adapters that are sampled from.
+    pub(super) adapter_memory: Option<usize>,
+    /// How often models in training are saved; `None` for never.
+    pub(super) save_every: Option<Duration>,
+}
+
 /// The model that is served and the threads that run it.
 #[derive(Debug)]
 pub(super) struct Workshop {
@@ -41,6 +52,7 @@ pub(super) struct Workshop {
     pub(super) tokenizer: PathBuf,
     pub(super) adapters: Arc<Adapters>,
     pub(super) memory: Memory,
+    pub(super) options: WorkOptions,
     trainers: Crew,
     sampling: SamplingThread,
 }
@@ -52,7 +64,7 @@ impl Workshop {
         model: Option<ModelSource>,
         threads: usize,
         memory: Memory,
-        adapter_memory: Option<usize>,
+        options: WorkOptions,
     ) -> Result<Self> {
         let (base, base_model, vocabulary, tokenizer) = match model {
             None => (
@@ -78,20 +90,23 @@ impl Workshop {
                 )
             }
         };
-        let budget = adapter_memory.unwrap_or(memory.limit() / 8);
+        let budget = options.adapter_memory.unwrap_or(memory.limit() / 8);
         let root = state.catalogue.root().to_owned();
         let adapters = Arc::new(Adapters::new(base.clone(), budget, root));
-        Ok(Self {
+        let workshop = Self {
             state,
             base_model,
             vocabulary,
             tokenizer,
             memory,
+            options,
             trainers: Crew::new("tinker-local-train", base.threads().clamp(1, 8))?,
             sampling: SamplingThread::start(&base, adapters.clone())?,
             adapters,
             base,
-        })
+        };
+        saving::restore_all(&workshop);
+        Ok(workshop)
     }
 
     /// The adapter of a checkpoint.
@@ -103,13 +118,29 @@ impl Workshop {
     /// Whose model it is.
     fn owner_of(&self, model: &Model) -> String {
         let owner = self.state.sessions.owner(&model.session_id);
+        // A session may have been forgotten before its runs.
+        let owner = owner.or_else(|| Some(self.state.catalogue.run(&model.id).ok()?.owner));
         owner.unwrap_or_else(|| LOCAL.to_owned())
     }
 
-    /// Ends the work: what runs is finished, what waits is dropped.
-    pub(super) fn close(&self) {
+    /// Does what is due now and then.
+    pub(super) fn tidy(self: &Arc<Self>) {
+        for session in self.state.sessions.expire(Instant::now()) {
+            log::warn!("local server: session {} lost its heartbeat", session.id);
+            let models = session.models.values();
+            for model in models.filter_map(|id| self.state.models.get(id).ok()) {
+                saving::lay_down(self, &model);
+            }
+            self.state.end_session(&session);
+        }
+        self.state.sweep();
+        saving::save_due(self);
+    }
+
+    /// Ends the work: samples are dropped, and so is training that will not be kept.
+    pub(super) fn close(self: &Arc<Self>) {
         self.state.futures.cancel_all();
-        self.trainers.close();
+        saving::farewell(self);
         self.sampling.close();
         self.state.ledger.write();
     }

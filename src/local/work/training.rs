@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Workshop, jobs};
+use super::{Workshop, jobs, saving};
 use crate::local::state::futures::Outcome;
 use crate::local::state::models::Model;
 use crate::local::state::queue::{Job, Queue, Work};
@@ -31,6 +31,7 @@ pub(in crate::local) fn submit(
     let job = Job {
         request_id: request_id.clone(),
         endpoint,
+        is_numbered: number.is_some(),
         work,
     };
     let futures = &workshop.state.futures;
@@ -75,17 +76,43 @@ pub(in crate::local) fn begin(workshop: &Arc<Workshop>, model: &Arc<Model>, job:
 }
 
 fn schedule(workshop: &Arc<Workshop>, model: &Arc<Model>, queue: &mut Queue) {
-    if !queue.running && !queue.ready.is_empty() {
+    if !queue.running && !queue.is_idle() {
         queue.running = true;
         let (model, shop) = (model.clone(), workshop.clone());
         workshop.trainers.run(move || run_next(&shop, &model));
     }
 }
 
+/// Has something other than a request done with a model.
+pub(super) fn wish(workshop: &Arc<Workshop>, model: &Arc<Model>, change: impl FnOnce(&mut Queue)) {
+    let mut queue = lock(&model.queue);
+    change(&mut queue);
+    schedule(workshop, model, &mut queue);
+}
+
+/// Does something with a model that no task is at work on; nothing otherwise.
+pub(super) fn while_idle(workshop: &Arc<Workshop>, model: &Arc<Model>, work: impl FnOnce()) {
+    if std::mem::replace(&mut lock(&model.queue).running, true) {
+        return;
+    }
+    work();
+    wish(workshop, model, |queue| queue.running = false);
+}
+
 /// Runs the front of the queue, then lets other models have a turn.
 fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
-    let job = lock(&model.queue).ready.pop_front();
+    if std::mem::take(&mut lock(&model.queue).save_due) {
+        saving::save(workshop, model);
+    }
+    let (job, farewell) = {
+        let mut queue = lock(&model.queue);
+        let job = queue.ready.pop_front();
+        // Only the last one finds nothing to do before it.
+        let farewell = queue.farewell.take_if(|_| job.is_none());
+        (job, farewell)
+    };
     if let Some(job) = job {
+        saving::begin_request(workshop, model);
         let (state, start) = (&workshop.state, state::now());
         let outcome = catch_unwind(AssertUnwindSafe(|| run(workshop, model, job.work)))
             .unwrap_or_else(|_| {
@@ -96,6 +123,10 @@ fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
         state.trace(&model.session_id, &model.id, job.endpoint, id, start);
         state.finish(job.endpoint, id, outcome);
     }
+    if farewell.is_some() {
+        saving::save(workshop, model);
+    }
+    drop(farewell);
     let mut queue = lock(&model.queue);
     queue.running = false;
     schedule(workshop, model, &mut queue);

@@ -1,11 +1,9 @@
 //! Memory over many steps: what is not in use does not stay.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-
 use serde_json::json;
 
 use super::Caller;
+use super::process::Process;
 
 /// Every step of reinforcement learning makes a sampler of the new weights and leaves it behind.
 ///
@@ -14,29 +12,8 @@ use super::Caller;
 fn samplers_left_behind_take_no_memory() {
     let long = std::env::var("TINKER_TEST_LONG").is_ok();
     let (steps, settled) = if long { (10_000, 1000) } else { (48, 16) };
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tinker"))
-        .args([
-            "serve",
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            "--adapter-memory",
-            "8",
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut url = String::new();
-    let stdout = child.stdout.take().unwrap();
-    BufReader::new(stdout).read_line(&mut url).unwrap();
-    let memory = || {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
-        let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
-        line.split_whitespace().nth(1)?.parse::<f64>().ok()
-    };
-    let caller = Caller::at(url.trim().to_owned());
+    let process = Process::start(["--adapter-memory", "8"]);
+    let caller = Caller::at(process.url.clone());
     let model = caller.model(0);
     let mut seq_id = 1;
     let sample = |sampler: &serde_json::Value| {
@@ -54,10 +31,10 @@ fn samplers_left_behind_take_no_memory() {
         let drawn = sample(&sampler);
         first.get_or_insert((sampler, drawn));
         if step == settled {
-            start = memory();
+            start = process.memory();
         }
     }
-    let end = memory();
+    let end = process.memory();
     // The first one has long been on disk, and gives what it gave.
     let (sampler, drawn) = first.unwrap();
     let body = json!({"sampling_session_id": sampler, "seq_id": 2, "num_samples": 1,
@@ -67,8 +44,7 @@ fn samplers_left_behind_take_no_memory() {
         caller.call("asample", body)["sequences"][0]["logprobs"],
         drawn
     );
-    child.kill().unwrap();
-    child.wait().unwrap();
+    process.kill();
     if let (Some(start), Some(end)) = (start, end) {
         let slope = (end - start) / f64::from(steps - settled);
         println!("{start} KiB after {settled} steps, {end} after {steps}: {slope:.1} KiB a step");

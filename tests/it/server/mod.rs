@@ -9,8 +9,10 @@ mod load;
 mod losses;
 mod memory;
 mod openai;
+mod process;
 mod restart;
 mod sampling;
+mod survival;
 mod training;
 
 use serde_json::{Value, json};

@@ -230,7 +230,7 @@ fn info_names_a_tokenizer_that_can_be_loaded() {
     );
     caller.call("unload_model", json!({"model_id": model.id}));
     let gone = caller.post("get_info", json!({"model_id": model.id}));
-    assert_eq!(gone.status, 404);
+    assert_eq!(gone.status, 410);
     drop(server);
     assert!(
         !std::path::Path::new(&folder).exists(),

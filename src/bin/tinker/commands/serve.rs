@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -59,6 +60,10 @@ pub(crate) struct Serve {
     /// an eighth of the above].
     #[arg(long, value_name = "MIB")]
     adapter_memory: Option<usize>,
+    /// Save the state of models in training this often, in seconds, and when the server stops: with
+    /// --data the next server goes on with them; 0 keeps nothing.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    save_every: u64,
     /// Threads for the model's arithmetic; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -109,6 +114,7 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
         .host(serve.host)
         .port(serve.port)
         .threads(serve.threads)
+        .save_every(Duration::from_secs(serve.save_every))
         .admin(serve.admin)
         .request_log(serve.request_log);
     if let Some(folder) = &serve.data {

@@ -1,0 +1,65 @@
+//! The server as a process of its own: to be killed, stopped and measured.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+pub(super) struct Process {
+    child: Child,
+    pub(super) url: String,
+}
+
+impl Process {
+    /// Starts `tinker serve` on any port, with these arguments; it serves when this returns.
+    #[track_caller]
+    pub(super) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tinker"));
+        command
+            .args(["serve", "--port", "0", "--threads", "1"])
+            .args(arguments);
+        Self::spawn(command)
+    }
+
+    /// Starts a command that ends up as `tinker serve`.
+    #[track_caller]
+    pub(super) fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut url).unwrap();
+        let url = url.trim().to_owned();
+        Self { child, url }
+    }
+
+    /// Ends it without warning; gives back what it had to say.
+    #[track_caller]
+    pub(super) fn kill(mut self) -> String {
+        self.child.kill().unwrap();
+        let output = self.child.wait_with_output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Asks it to end (SIGTERM) and waits until it has.
+    #[cfg(unix)]
+    #[track_caller]
+    pub(super) fn stop(self) {
+        let told = Command::new("kill")
+            .arg(self.child.id().to_string())
+            .status();
+        assert!(told.unwrap().success());
+        let output = self.child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "a clean end: {said}");
+    }
+
+    /// The memory it has, in KiB, where the system says.
+    pub(super) fn memory(&self) -> Option<f64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    }
+}
