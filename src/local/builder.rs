@@ -68,6 +68,7 @@ pub struct Builder {
     adapter_memory: Option<usize>,
     keep_records: Keep,
     save_every: Duration,
+    tempered_logprobs: bool,
     request_log: bool,
 }
 
@@ -99,6 +100,7 @@ impl Default for Builder {
             adapter_memory: None,
             keep_records: Keep::default(),
             save_every: Duration::from_secs(300),
+            tempered_logprobs: false,
             request_log: false,
         }
     }
@@ -195,6 +197,16 @@ impl Builder {
     /// end with the server. [`Duration::ZERO`] keeps nothing. Default: 5 minutes.
     pub fn save_every(mut self, interval: Duration) -> Self {
         self.save_every = interval;
+        self
+    }
+
+    /// Gives sampled tokens the log-probabilities under which they were drawn: those that the
+    /// temperature makes of the model's, before top-k and top-p. Prompts are scored by the model
+    /// itself in any case, and so is greedy sampling. Training scores tokens at temperature 1, so
+    /// losses that compare with a sampler's log-probabilities want it off. Default: off, the model's
+    /// own log-probabilities at every temperature.
+    pub fn tempered_logprobs(mut self, on: bool) -> Self {
+        self.tempered_logprobs = on;
         self
     }
 
@@ -381,6 +393,7 @@ impl Builder {
                 // A folder that goes with the server keeps nothing.
                 save_every: Some(self.save_every)
                     .filter(|every| self.data.is_some() && !every.is_zero()),
+                tempered_logprobs: self.tempered_logprobs,
             },
         )?;
         let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);

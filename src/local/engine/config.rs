@@ -31,6 +31,15 @@ pub(crate) struct Config {
     pub(crate) tied_head: bool,
     pub(crate) max_positions: usize,
     pub(crate) eos: Vec<u32>,
+    pub(crate) usual: Usual,
+}
+
+/// How its makers recommend to sample from a model; what they do not mention is `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
+pub(crate) struct Usual {
+    pub(crate) temperature: Option<f64>,
+    pub(crate) top_p: Option<f64>,
+    pub(crate) top_k: Option<i64>,
 }
 
 /// Which projections have a bias.
@@ -111,9 +120,29 @@ impl Config {
                 .eos_token_id
                 .map(OneOrMany::into_vec)
                 .unwrap_or_default(),
+            usual: Usual::default(),
         };
         config.validate()?;
         Ok(config)
+    }
+
+    /// Adds what `generation_config.json` says: more tokens that end a sequence, and how to sample.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub(crate) fn with_generation(mut self, json: &[u8]) -> Result<Self> {
+        let generation: Generation = serde_json::from_slice(json).map_err(|error| {
+            Error::Config(Context::caused("cannot read generation_config.json", error))
+        })?;
+        let ends = generation.eos_token_id.map(OneOrMany::into_vec);
+        for end in ends.unwrap_or_default() {
+            if !self.eos.contains(&end) {
+                self.eos.push(end);
+            }
+        }
+        self.usual = generation.usual;
+        Ok(self)
     }
 
     /// Width of all query heads together.
@@ -238,6 +267,14 @@ enum RopeParameters {
         sliding_attention: Box<RawRope>,
     },
     One(Box<RawRope>),
+}
+
+/// `generation_config.json` as it is written.
+#[derive(Debug, Deserialize)]
+struct Generation {
+    eos_token_id: Option<OneOrMany>,
+    #[serde(flatten)]
+    usual: Usual,
 }
 
 #[derive(Debug, Deserialize)]

@@ -29,7 +29,11 @@ impl Base {
     /// If a file is missing or damaged, or the model is of a kind this engine does not run; the
     /// message names the file, the tensor or the setting.
     pub(crate) fn load(folder: &Path, threads: usize) -> Result<Self> {
-        let config = Config::parse(&read(&folder.join("config.json"))?)?;
+        let mut config = Config::parse(&read(&folder.join("config.json"))?)?;
+        let generation = folder.join("generation_config.json");
+        if generation.exists() {
+            config = config.with_generation(&read(&generation)?)?;
+        }
         let files = weight_files(folder)?
             .iter()
             .map(|name| Ok((name.clone(), Mapping::open(&folder.join(name))?)))

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::assemble::TensorSource;
-use super::config::{Bias, Config, LayerKind};
+use super::config::{Bias, Config, LayerKind, Usual};
 use super::family::{FAMILIES, Family, Windows};
 use super::mapping::{Mapping, Section};
 use super::matrix::{Matrix, Order};
@@ -138,6 +138,7 @@ impl Tensors {
             tied_head: !self.by_name.contains_key("output.weight"),
             max_positions: positions,
             eos: self.eos(file),
+            usual: Usual::default(),
         };
         config.validate()?;
         Ok(config)

@@ -1,6 +1,6 @@
 //! Random numbers, weights and shapes, for tests and for the shipped model's recipe.
 
-use super::config::{Bias, Config, LayerKind};
+use super::config::{Bias, Config, LayerKind, Usual};
 use super::family::{Activation, Family};
 use super::lora::LoraSpec;
 use super::matrix::Matrix;
@@ -49,6 +49,7 @@ impl Config {
             tied_head: true,
             max_positions: 4096,
             eos: vec![257],
+            usual: Usual::default(),
         }
     }
 }

@@ -18,6 +18,9 @@ pub(crate) struct SampleRequest {
     /// The same seed gives the same samples; `None` draws one.
     pub(crate) seed: Option<u64>,
     pub(crate) stop: Stop,
+    /// Give the probabilities that the temperature makes of the model's own. Tokens of the prompt
+    /// always have the model's own, and so does everything at temperature 0.
+    pub(crate) tempered_logprobs: bool,
     /// Score the prompt's tokens.
     pub(crate) prompt_logprobs: bool,
     /// Score only the last so many prompt tokens.
@@ -64,6 +67,7 @@ impl SampleRequest {
             top_p: 1.0,
             seed: None,
             stop: Stop::default(),
+            tempered_logprobs: false,
             prompt_logprobs: false,
             prompt_logprobs_last_n: None,
             topk_prompt_logprobs: 0,
@@ -71,6 +75,12 @@ impl SampleRequest {
             target_prompt_logprobs: None,
             prompt_alt_tokens: 0,
         }
+    }
+
+    /// What logits are multiplied by before they are scored, unless that changes nothing.
+    pub(crate) fn tempering(&self) -> Option<f32> {
+        let tempers = self.tempered_logprobs && ![0.0, 1.0].contains(&self.temperature);
+        tempers.then(|| (1.0 / self.temperature) as f32)
     }
 
     /// Refuses what the model cannot do.

@@ -85,9 +85,7 @@ pub(in crate::local) fn generate(
             texts,
         };
         offset += request.num_samples;
-        workshop
-            .sampling
-            .submit(adapter.clone(), request, Box::new(part));
+        workshop.sample(adapter.clone(), request, Box::new(part));
     }
 }
 

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::Base;
+use super::engine::{self, Base, Listener, SampleRequest};
 use super::source::ModelSource;
 use super::state::State;
 use super::state::adapters::{Adapters, Slot};
@@ -39,6 +39,8 @@ pub(super) struct WorkOptions {
     pub(super) adapter_memory: Option<usize>,
     /// How often models in training are saved; `None` for never.
     pub(super) save_every: Option<Duration>,
+    /// Whether samples come with the probabilities that the temperature makes.
+    pub(super) tempered_logprobs: bool,
 }
 
 /// The model that is served and the threads that run it.
@@ -113,6 +115,23 @@ impl Workshop {
     pub(super) fn adapter(&self, path: &TinkerPath) -> Result<Arc<Slot>> {
         let load = || Ok(checkpoints::restore(self, path, false)?.adapter());
         self.adapters.of_checkpoint(path, load)
+    }
+
+    /// Hands a request that was checked to the batch.
+    fn sample(
+        &self,
+        adapter: Option<Arc<Slot>>,
+        mut request: SampleRequest,
+        listener: Box<dyn Listener>,
+    ) {
+        request.tempered_logprobs = self.options.tempered_logprobs;
+        let engine::Stop { tokens, strings } = &mut request.stop;
+        tokens.extend(
+            strings
+                .iter()
+                .filter_map(|text| self.vocabulary.special(text)),
+        );
+        self.sampling.submit(adapter, request, listener);
     }
 
     /// Whose model it is.

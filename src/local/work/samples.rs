@@ -30,7 +30,7 @@ pub(in crate::local) fn submit(
         start: state::now(),
         ended: AtomicBool::new(false),
     };
-    work.sampling.submit(adapter, request, Box::new(sample));
+    work.sample(adapter, request, Box::new(sample));
 }
 
 /// A sampling request on its way. Dropped before its end, it has failed.

@@ -79,6 +79,24 @@ impl Vocabulary {
         }
     }
 
+    /// The special token that is spelt so. Its text never appears in a sample's.
+    pub(in crate::local) fn special(&self, text: &str) -> Option<u32> {
+        match self {
+            Self::Bytes => {
+                let marker = MARKERS.iter().find(|(marker, _)| *marker == text);
+                marker.map(|(_, token)| *token)
+            }
+            #[cfg(feature = "text")]
+            Self::Tokenizer(tokenizer) => {
+                let mut tokens = tokenizer.special_tokens().into_iter();
+                let found = tokens.find(|(_, content)| content == text);
+                found.map(|(id, _)| id.cast_unsigned())
+            }
+            #[cfg(not(feature = "text"))]
+            Self::Numbers => None,
+        }
+    }
+
     /// What turns a growing sample into text, token by token.
     pub(in crate::local) fn decoder(&self) -> Decoder {
         match self {

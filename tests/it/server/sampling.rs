@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tinker::local::LocalServer;
 
 use super::Caller;
+use crate::support::http;
 
 fn sampler(caller: &Caller, number: u64, change: Value) -> Value {
     let mut body = json!({"session_id": caller.session, "sampling_session_seq_id": number});
@@ -291,4 +292,126 @@ fn weights_are_sampled_as_they_were_when_saved() {
     let info = caller.get(&format!("samplers/{}", named.as_str().unwrap()));
     assert_eq!(info["model_path"], path);
     assert_eq!(info["base_model"], caller.base_model());
+}
+
+/// "copy cat", as the built-in model was taught to be asked in a chat.
+fn chat_prompt() -> Vec<u32> {
+    const IM_START: u32 = 259;
+    let text = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let user = [vec![IM_START], text("user\ncopy cat"), vec![IM_END]].concat();
+    [user, text("\n"), vec![IM_START], text("assistant\n")].concat()
+}
+
+const IM_END: u32 = 260;
+
+fn greedy(caller: &Caller, stop: &Value, max_tokens: u64) -> Value {
+    let body = json!({"base_model": caller.base_model(), "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": chat_prompt()}]},
+        "sampling_params": {"max_tokens": max_tokens, "temperature": 0.0, "stop": stop}});
+    caller.call("asample", body)["sequences"][0].clone()
+}
+
+/// The text of a special token never appears in a sample's text, so the token itself is looked for.
+#[test]
+fn a_stop_string_that_is_a_special_token_stops_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().data(folder.path()).start().unwrap();
+    let by_token = greedy(&Caller::new(&server), &json!([IM_END]), 32);
+    assert_eq!(by_token["stop_reason"], "stop", "it ends its answers so");
+    let same = LocalServer::builder().model(folder.path().join("model"));
+    // With the built-in vocabulary, and with the same one read from a file.
+    for server in [server, same.start().unwrap()] {
+        let caller = Caller::new(&server);
+        let by_text = greedy(&caller, &json!(["<|im_end|>"]), 32);
+        assert_eq!(by_text["tokens"], by_token["tokens"]);
+        assert_eq!(by_text["stop_reason"], "stop");
+        let prompt = "<|im_start|>user\ncopy cat<|im_end|>\n<|im_start|>assistant\n";
+        let body = json!({"model": caller.base_model(), "prompt": prompt, "max_tokens": 32,
+            "temperature": 0, "stop": "<|im_end|>"});
+        let path = "/oai/api/v1/completions";
+        let body = body.to_string();
+        let reply = http::request(&caller.url, "POST", path, &[], body.as_bytes()).unwrap();
+        let choice = reply.json()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "stop", "{choice}");
+        assert_eq!(choice["text"], "cat");
+    }
+}
+
+#[test]
+fn generation_config_names_more_tokens_that_end_a_sequence() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(LocalServer::builder().data(folder.path()).start().unwrap());
+    let folder = folder.path().join("model");
+    let sample = |config: &str| {
+        std::fs::write(folder.join("generation_config.json"), config).unwrap();
+        let server = LocalServer::builder()
+            .model(folder.clone())
+            .start()
+            .unwrap();
+        greedy(&Caller::new(&server), &Value::Null, 8)
+    };
+    let cat = sample("{}")["tokens"].clone();
+    assert_eq!(cat, json!([99, 97, 116, IM_END]));
+    let ended = sample(r#"{"eos_token_id": [257, 97], "temperature": 0.7, "top_k": 20}"#);
+    assert_eq!(ended["stop_reason"], "stop");
+    assert_eq!(ended["tokens"], json!([99, 97]));
+    std::fs::write(folder.join("generation_config.json"), "{").unwrap();
+    let refused = LocalServer::builder().model(folder).start().unwrap_err();
+    assert!(
+        refused.to_string().contains("generation_config.json"),
+        "{refused}"
+    );
+}
+
+/// Raw or tempered, the same tokens are drawn; only what is said of them differs.
+#[test]
+fn log_probabilities_are_the_models_own_or_those_of_the_temperature() {
+    let sample = |tempered: bool, temperature: f64| {
+        let server = LocalServer::builder()
+            .tempered_logprobs(tempered)
+            .start()
+            .unwrap();
+        let caller = Caller::new(&server);
+        let body = json!({"base_model": caller.base_model(), "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104, 101, 108]}]},
+            "topk_sample_logprobs": 261, "prompt_logprobs": true,
+            "sampling_params": {"max_tokens": 1, "seed": 5, "temperature": temperature, "stop": []}});
+        caller.call("asample", body)
+    };
+    let logprobs = |result: &Value| -> Vec<f64> {
+        let values = result["sequences"][0]["logprobs"].as_array().unwrap();
+        values.iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let all = |result: &Value| -> std::collections::BTreeMap<i64, f64> {
+        let list = result["sequences"][0]["topk_logprobs"][0]
+            .as_array()
+            .unwrap();
+        let pair = |pair: &Value| (pair[0].as_i64().unwrap(), pair[1].as_f64().unwrap());
+        list.iter().map(pair).collect()
+    };
+    let (raw, tempered) = (sample(false, 0.5), sample(true, 0.5));
+    assert_eq!(
+        raw["sequences"][0]["tokens"],
+        tempered["sequences"][0]["tokens"]
+    );
+    assert_eq!(raw["prompt_logprobs"], tempered["prompt_logprobs"]);
+    // Twice the logits, made into probabilities again.
+    let doubled = all(&raw)
+        .into_iter()
+        .map(|(token, logprob)| (token, 2.0 * logprob));
+    let doubled: std::collections::BTreeMap<i64, f64> = doubled.collect();
+    let total = doubled.values().map(|value| value.exp()).sum::<f64>().ln();
+    for (token, logprob) in all(&tempered) {
+        assert!(
+            (doubled[&token] - total - logprob).abs() < 1e-3,
+            "token {token}"
+        );
+    }
+    let token = tempered["sequences"][0]["tokens"][0].as_i64().unwrap();
+    assert!((logprobs(&tempered)[0] - all(&tempered)[&token]).abs() < 1e-6);
+    assert!((logprobs(&raw)[0] - all(&raw)[&token]).abs() < 1e-6);
+    for temperature in [0.0, 1.0] {
+        let (raw, tempered) = (sample(false, temperature), sample(true, temperature));
+        assert_eq!(raw["sequences"], tempered["sequences"]);
+    }
 }

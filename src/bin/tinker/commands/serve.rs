@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tinker::config::Config;
 use tinker::local::{Builder, LocalServer};
 
@@ -64,6 +64,19 @@ pub(crate) struct Serve {
     /// --data the next server goes on with them; 0 keeps nothing.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     save_every: u64,
+    /// Serve this many connections at once; more are turned away with a 503.
+    #[arg(long, value_name = "COUNT", default_value_t = 4096)]
+    max_connections: usize,
+    /// Forget ended sessions, and runs without checkpoints, after this many days.
+    #[arg(long, value_name = "DAYS", default_value_t = 90)]
+    keep_days: u64,
+    /// How many of them to remember at most, the latest.
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    keep_count: usize,
+    /// Log-probabilities of sampled tokens: the model's own (raw), or those that the temperature
+    /// makes of them (tempered).
+    #[arg(long, value_name = "KIND", default_value = "raw")]
+    logprobs: Logprobs,
     /// Threads for the model's arithmetic; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -73,6 +86,13 @@ pub(crate) struct Serve {
     /// Open the admin route, by which tests inject faults.
     #[arg(long)]
     admin: bool,
+}
+
+/// Which log-probabilities sampled tokens get.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Logprobs {
+    Raw,
+    Tempered,
 }
 
 /// Serves until SIGTERM or Ctrl-C.
@@ -108,13 +128,20 @@ fn log_level(serve: &Serve) -> anyhow::Result<log::LevelFilter> {
     })
 }
 
+fn days(count: u64) -> Duration {
+    Duration::from_secs(count.saturating_mul(24 * 3600))
+}
+
 /// What was typed as the server's options.
 fn options(serve: &Serve) -> anyhow::Result<Builder> {
     let mut builder = LocalServer::builder()
         .host(serve.host)
         .port(serve.port)
         .threads(serve.threads)
+        .max_connections(serve.max_connections)
         .save_every(Duration::from_secs(serve.save_every))
+        .keep_records(days(serve.keep_days), serve.keep_count)
+        .tempered_logprobs(matches!(serve.logprobs, Logprobs::Tempered))
         .admin(serve.admin)
         .request_log(serve.request_log);
     if let Some(folder) = &serve.data {

@@ -157,6 +157,11 @@ impl Growing<'_> {
             ..
         } = &*self.job;
         let token = picker.pick(logits, &mut self.rng, candidates);
+        let tempered = request.tempering().map(|scale| {
+            let scaled = logits.iter().map(|logit| logit * scale);
+            scaled.collect::<Vec<f32>>()
+        });
+        let logits = tempered.as_deref().unwrap_or(logits);
         let total = log_sum_exp(logits);
         let sequence = &mut self.sequence;
         sequence.tokens.push(token);
