@@ -202,7 +202,9 @@ async fn dispatch(endpoint: &'static Endpoint, call: Call) -> Reply {
     {
         tokio::time::sleep(latency).await;
     }
-    let large = call.request.body.len() > INLINE_BYTES;
+    let body = &call.request.body;
+    // What names a checkpoint may have it read from disk.
+    let large = body.len() > INLINE_BYTES || contains(body, TinkerPath::PREFIX.as_bytes());
     let answer = match endpoint.handling {
         Handling::Waiting(handler) => handler(call).await,
         Handling::Quick(handler) | Handling::Future(handler) if !large => handler(&call),
@@ -213,6 +215,10 @@ async fn dispatch(endpoint: &'static Endpoint, call: Call) -> Reply {
         }
     };
     answer.unwrap_or_else(Reply::from)
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
 }
 
 impl From<StateError> for Refusal {

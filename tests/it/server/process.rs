@@ -56,6 +56,19 @@ impl Process {
         assert!(output.status.success(), "a clean end: {said}");
     }
 
+    /// The processor time it has used, in the system's ticks.
+    #[cfg(target_os = "linux")]
+    pub(super) fn ticks(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After the name, which may have spaces: the 12th and 13th field.
+        let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
+        let times = fields
+            .skip(11)
+            .take(2)
+            .map(|field| field.parse::<u64>().unwrap());
+        times.sum()
+    }
+
     /// The memory it has, in KiB, where the system says.
     pub(super) fn memory(&self) -> Option<f64> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
