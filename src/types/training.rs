@@ -116,14 +116,15 @@ open_enum! {
     /// | `cross_entropy` | `-w p` | `weights` | |
     /// | `importance_sampling` | `-r A` | `logprobs`, `advantages` | |
     /// | `ppo` | `-min(r A, clip(r) A)` | the same, and thresholds | `clip_low_threshold` 0.8, `clip_high_threshold` 1.2 |
-    /// | `cispo` | `-clip(r) A p`, the ratio held constant | the same | the same |
-    /// | `dro` | `-(A p - beta/2 (p - q)²)` | `logprobs`, `advantages` | `beta` 0.05 |
-    /// | `gspo` | as `ppo`, with one `r` for the sequence: `exp(mean(p - q))` | the same as `ppo`, and `sequence_ratio_mask` | thresholds 0.9997 and 1.0004 |
+    /// | `cispo` | `-clip(r) A p`, the ratio held constant | the same | `clip_low_threshold` 0, `clip_high_threshold` 4 |
+    /// | `dro` | `-(A p - beta/2 (p - q)²)` | `logprobs`, `advantages` | `beta` 0.05 (our reading) |
+    /// | `gspo` | as `ppo`, with one `r` for the sequence: `exp(mean(p - q))` | the same as `ppo`, and `sequence_ratio_mask` | thresholds 0.9997 and 1.0004 (our reading) |
     /// | `stable_reinforce` | not published | what [`SamplingClient::with_stability_info`] recorded | |
     /// | `custom` | your own, see [`loss`](crate::loss) | what it names | `loss_id` |
     ///
     /// The hosted service does not publish its formulas and defaults; these are the embedded
-    /// engine's, after the service's documentation. Say a setting that matters.
+    /// engine's, after the service's documentation and, where that is silent ("our reading"),
+    /// after the papers. Say a setting that matters.
     ///
     /// Every loss also reads `target_tokens`, and all inputs align with it: entry `i` is about the
     /// token that follows position `i` of the model's input, so targets are the tokens shifted by
