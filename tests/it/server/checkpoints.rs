@@ -348,3 +348,32 @@ fn usage_and_deeds_are_counted() {
     assert_eq!(log["entries"][0]["event"], "checkpoint_saved");
     assert_eq!(log["entries"][0]["model_id"], json!(model.id));
 }
+
+/// What is wrong with the server's disk is told without the names of its files.
+#[test]
+fn a_save_that_fails_does_not_say_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().data(folder.path()).start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    // A file where a folder should be: nobody can write there, not even root.
+    std::fs::write(folder.path().join("checkpoints"), b"").unwrap();
+    for (seq_id, endpoint) in [(1, "save_weights"), (2, "save_weights_for_sampler")] {
+        let body = json!({"model_id": model.id, "seq_id": seq_id, "path": "a"});
+        let result = caller.wait(&caller.ok(endpoint, body));
+        let error = result["error"].as_str().unwrap();
+        assert!(
+            error.contains("disk") && error.contains("nothing was changed"),
+            "{error}"
+        );
+        let name = folder.path().file_name().unwrap().to_str().unwrap();
+        assert!(
+            !error.contains(name) && !error.contains("checkpoints"),
+            "{error}"
+        );
+        assert_eq!(result["category"], "server");
+    }
+    std::fs::remove_file(folder.path().join("checkpoints")).unwrap();
+    let body = json!({"model_id": model.id, "seq_id": 3, "path": "a"});
+    caller.call("save_weights", body);
+}

@@ -280,3 +280,25 @@ fn metrics_and_the_request_log_say_what_happened() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("POST /api/v1/create_session 200"), "{said}");
 }
+
+#[test]
+fn only_the_client_that_started_a_local_server_has_its_key() {
+    use base64::Engine as _;
+    let service = tinker::ServiceClient::local().unwrap();
+    let sampler = service.create_sampling_client("tinker-local/tiny").unwrap();
+    let handle = sampler.sampler_handle().unwrap();
+    let handle = base64::engine::general_purpose::URL_SAFE.decode(handle);
+    let handle = handle.unwrap();
+    let handle: Value = serde_json::from_slice(&handle).unwrap();
+    let url = handle["base_url"].as_str().unwrap();
+    let status = |key: Option<&str>| {
+        let headers: Vec<(&str, &str)> = key.map(|key| ("x-api-key", key)).into_iter().collect();
+        request(url, "GET", "/api/v1/training_runs", &headers, b"")
+            .unwrap()
+            .status
+    };
+    for key in [None, Some(""), Some("tml-local"), Some("tml-")] {
+        assert_eq!(status(key), 401, "{key:?}");
+    }
+    service.capabilities().unwrap();
+}

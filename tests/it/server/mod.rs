@@ -1,8 +1,10 @@
 //! The embedded server, seen from a plain socket.
 
+mod chaos;
 mod checkpoints;
 mod data;
 mod extremes;
+mod growth;
 mod guard;
 mod http;
 mod load;
