@@ -4,10 +4,10 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::json;
 use tinker::local::LocalServer;
@@ -199,6 +199,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// A process that holds sockets: this one needs its descriptors for other tests.
 struct Idle {
     child: Child,
+    /// What it says, which must have a reader to the end.
+    _said: Lines<BufReader<ChildStdout>>,
     held: usize,
 }
 
@@ -217,13 +219,14 @@ impl Idle {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let held = lines.map_while(Result::ok).find_map(|line| {
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let held = lines.by_ref().map_while(Result::ok).find_map(|line| {
             let number = line.strip_prefix("holding ")?;
             number.parse().ok()
         });
         Self {
             child,
+            _said: lines,
             held: held.expect("it says how many it holds"),
         }
     }
