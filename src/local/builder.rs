@@ -167,7 +167,8 @@ impl Builder {
     }
 
     /// How much memory models in training and their batches may take together; what would exceed it
-    /// is refused. Default: three quarters of the machine's.
+    /// is refused. An eighth of it, and 1 GiB at most, is for the keys and values of samples; a
+    /// single sample may exceed that. Default: three quarters of the machine's.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self

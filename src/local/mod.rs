@@ -5,8 +5,11 @@
 //! `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
 //! inputs are text. What it does not have it refuses by name.
 //!
-//! Samples of all requests are drawn side by side, those of one adapter in one batch, and for a
-//! given seed a request gets the same alone or in a crowd.
+//! Samples of all requests are drawn side by side, those of one adapter in one batch. A prompt that
+//! was read before on the same weights is not read again, however many requests share it, for as
+//! long as there is memory. Keys and values take memory as samples grow, in bf16 where the model is
+//! kept in 16 bits or less; when it runs out, the youngest sample rests and is computed again later.
+//! For a given seed a request gets the same through all of this: alone or in a crowd, read or found.
 //!
 //! Requests of a model run in the order of their numbers, whatever order they arrive in, and a
 //! repeated request is the same request. Results are kept until they have been fetched, and a

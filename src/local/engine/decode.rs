@@ -1,13 +1,15 @@
 //! Going on from remembered keys and values: prompts piece by piece, samples token by token.
+//!
+//! Whoever calls has made room in the tables for the rows that are added.
 
 use rayon::prelude::*;
 
 use super::attention::{self, Heads};
 use super::config::Config;
-use super::gemm::{dots, weighted_sum};
 use super::linear::{Linear, add};
 use super::model::{Net, Projection};
 use super::ops::{rms_norm, softmax};
+use super::pages::Table;
 use super::pass::{self, Rotations};
 use super::scratch::Scratch;
 
@@ -17,75 +19,39 @@ pub(crate) const MAX_HEAD: usize = 512;
 /// From this many remembered numbers on, sequences look back on several threads.
 const PARALLEL_FROM: usize = 1 << 18;
 
-/// Keys and values of every layer, one row per position.
-#[derive(Debug, Default)]
-pub(crate) struct Cache {
-    layers: Vec<Past>,
-    rows: usize,
-}
-
-#[derive(Debug, Default, Clone)]
-struct Past {
-    keys: Vec<f32>,
-    values: Vec<f32>,
-}
-
-impl Past {
-    fn push(&mut self, keys: &[f32], values: &[f32]) {
-        self.keys.extend_from_slice(keys);
-        self.values.extend_from_slice(values);
-    }
-}
-
-impl Cache {
-    /// Nothing is remembered yet.
-    pub(crate) fn new(config: &Config) -> Self {
-        Self {
-            layers: vec![Past::default(); config.layers.len()],
-            rows: 0,
-        }
-    }
-
-    /// How many positions are remembered.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Bytes that one position takes.
-    pub(crate) fn bytes_per_row(config: &Config) -> usize {
-        config.layers.len() * 2 * config.kv_width() * size_of::<f32>()
-    }
-}
-
 /// Reads on: the last layer's output for each of the tokens, whose keys and values are added.
 pub(crate) fn read(
     net: &Net<'_>,
     tokens: &[u32],
-    cache: &mut Cache,
+    table: &mut Table,
     scratch: &mut Scratch,
 ) -> Vec<f32> {
     let config = &net.weights.config;
-    let past = cache.rows;
-    let positions = past..past + tokens.len();
+    let past = table.rows();
+    let rows = past + tokens.len();
     let step = Step {
         net,
-        rotations: Rotations::new(net.weights, positions),
+        rotations: Rotations::new(net.weights, past..rows),
         multiply: Linear::forward,
     };
+    let mut keys = scratch.take(rows * config.kv_width());
+    let mut values = scratch.take(rows * config.kv_width());
     let mut x = pass::embed(net.weights, tokens, scratch);
-    for (layer, remembered) in cache.layers.iter_mut().enumerate() {
+    for (layer, kind) in config.layers.iter().enumerate() {
         step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
-            remembered.push(k, v);
+            table.put(layer, k, v);
+            table.gather(layer, rows, &mut keys, &mut values);
             let heads = Heads {
                 q,
-                k: &remembered.keys,
-                v: &remembered.values,
+                k: &keys,
+                v: &values,
             };
-            let window = config.layers[layer].window;
-            attention::forward_onto(config, window, past, heads, out, scratch);
+            attention::forward_onto(config, kind.window, past, heads, out, scratch);
         });
     }
-    cache.rows += tokens.len();
+    table.advance(tokens.len());
+    scratch.give(keys);
+    scratch.give(values);
     x
 }
 
@@ -93,9 +59,7 @@ pub(crate) fn read(
 #[derive(Debug)]
 pub(crate) struct Newest<'a> {
     pub(crate) token: u32,
-    /// Shared by the samples of a prompt.
-    pub(crate) prompt: &'a Cache,
-    pub(crate) own: &'a mut Cache,
+    pub(crate) table: &'a mut Table,
 }
 
 /// Feeds one token to each sequence and gives the logits after them, row by row.
@@ -104,7 +68,7 @@ pub(crate) struct Newest<'a> {
 pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Scratch) -> Vec<f32> {
     let config = &net.weights.config;
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let positions = sequences.iter().map(|one| one.prompt.rows + one.own.rows);
+    let positions = sequences.iter().map(|one| one.table.rows());
     let step = Step {
         net,
         rotations: Rotations::new(net.weights, positions),
@@ -114,16 +78,13 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
     let mut x = pass::embed(net.weights, &tokens, scratch);
     for (layer, kind) in config.layers.iter().enumerate() {
         step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
-            let remembered = |one: &Newest<'_>| one.prompt.rows + one.own.rows;
-            let remembered: usize = sequences.iter().map(remembered).sum();
+            let remembered: usize = sequences.iter().map(|one| one.table.rows()).sum();
             let add_and_look = |scores: &mut Vec<f32>,
                                 one: &mut Newest<'_>,
                                 [q, k, v]: [&[f32]; 3],
                                 out: &mut [f32]| {
-                let own = &mut one.own.layers[layer];
-                own.push(k, v);
-                let past = [&one.prompt.layers[layer], own];
-                look_back(config, kind.window, q, past, scores, out);
+                one.table.put(layer, k, v);
+                look_back(config, kind.window, layer, q, one.table, scores, out);
             };
             if remembered * q_width < PARALLEL_FROM {
                 let mut scores = scratch.take(0);
@@ -148,7 +109,7 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
         });
     }
     for one in sequences.iter_mut() {
-        one.own.rows += 1;
+        one.table.advance(1);
     }
     let mut normed = scratch.take(x.len());
     rms_norm(&x, &net.weights.norm, config.norm_eps, &mut normed);
@@ -238,24 +199,21 @@ impl Step<'_> {
     }
 }
 
-/// One row's attention over two stretches of the past.
+/// The attention of a table's next row, which this layer has already, over all rows before it.
 fn look_back(
     config: &Config,
     window: Option<usize>,
+    layer: usize,
     q: &[f32],
-    past: [&Past; 2],
+    table: &Table,
     scores: &mut Vec<f32>,
     out: &mut [f32],
 ) {
-    let (dim, width) = (config.head_dim, config.kv_width());
-    let scale = config.query_scale;
+    let dim = config.head_dim;
     let group = config.heads / config.kv_heads;
-    let [first, second] = past.map(|past| past.keys.len() / width);
-    // What lies before the window, first of the one stretch, then of the other.
-    let forgotten = (first + second).saturating_sub(window.unwrap_or(usize::MAX));
-    let forgotten = [forgotten.min(first), forgotten.saturating_sub(first)];
-    let (near, far) = (first - forgotten[0], second - forgotten[1]);
-    let total = near + far;
+    let rows = table.rows() + 1;
+    let seen = rows.saturating_sub(window.unwrap_or(usize::MAX))..rows;
+    let total = seen.len();
     scores.resize(group * total, 0.0);
     // The heads of a group share their keys and values.
     let groups = q
@@ -264,31 +222,24 @@ fn look_back(
     for (index, (q, out)) in groups.enumerate() {
         let start = index * dim;
         let mut first = 0;
-        for (past, forgotten) in past.iter().zip(forgotten) {
-            if past.keys.len() > forgotten * width {
-                let keys = &past.keys[forgotten * width + start..];
-                dots(q, dim, keys, width, &mut scores[first..], total);
-            }
-            first = near;
+        for stretch in table.stretches(layer, seen.clone()) {
+            stretch.scores(q, dim, start, &mut scores[first..], total);
+            first += stretch.len();
         }
         for (scores, out) in scores
             .chunks_exact_mut(total)
             .zip(out.chunks_exact_mut(dim))
         {
+            let scale = config.query_scale;
             scores.iter_mut().for_each(|score| *score *= scale);
             softmax(scores);
-            let (near, far) = scores.split_at(near);
-            let values = |index: usize| {
-                let past: &Past = past[index];
-                past.values
-                    .get(forgotten[index] * width + start..)
-                    .unwrap_or_default()
-            };
-            weighted_sum(near, values(0), width, out);
-            let mut rest = [0.0; MAX_HEAD];
-            let rest = &mut rest[..dim];
-            weighted_sum(far, values(1), width, rest);
-            add(out, rest);
+            out.fill(0.0);
+            let mut first = 0;
+            for stretch in table.stretches(layer, seen.clone()) {
+                let weights = &scores[first..first + stretch.len()];
+                stretch.add_values(weights, start, out);
+                first += stretch.len();
+            }
         }
     }
 }

@@ -179,21 +179,38 @@ fn bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// `out = Σ weights[i] * rows[i]`, where row `i` starts at `i * stride`.
+/// `out += Σ weights[i] * rows[i]`, where row `i` starts at `i * stride`.
 ///
 /// # Panics
 ///
 /// If a row reaches beyond its slice.
-pub(crate) fn weighted_sum(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
+pub(crate) fn add_weighted(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if wide::available() {
         // SAFETY: as in `dots`.
-        return unsafe { wide::weighted_sum(weights, rows, stride, out) };
+        return unsafe { wide::single::add_weighted(weights, rows, stride, out) };
     }
-    out.fill(0.0);
     for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
         for (out, value) in out.iter_mut().zip(row) {
             *out += weight * value;
+        }
+    }
+}
+
+/// As [`add_weighted`], for rows in bf16.
+///
+/// # Panics
+///
+/// If a row reaches beyond its slice.
+pub(crate) fn add_weighted_bf16(weights: &[f32], rows: &[u16], stride: usize, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if wide::available() {
+        // SAFETY: as in `dots`.
+        return unsafe { wide::half::add_weighted(weights, rows, stride, out) };
+    }
+    for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+        for (out, value) in out.iter_mut().zip(row) {
+            *out += weight * bf16(*value);
         }
     }
 }
@@ -331,41 +348,48 @@ mod wide {
                         }
                     }
                 }
+
+                #[target_feature(enable = "avx2,fma")]
+                pub(in super::super) fn add_weighted(
+                    weights: &[f32],
+                    rows: &[$weight],
+                    stride: usize,
+                    out: &mut [f32],
+                ) {
+                    const BLOCK: usize = 4 * LANES;
+                    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+                        let (start, width) = (index * BLOCK, out.len());
+                        if width < BLOCK {
+                            for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+                                for (out, value) in out.iter_mut().zip(&row[start..]) {
+                                    *out = weight.mul_add($number(*value), *out);
+                                }
+                            }
+                            continue;
+                        }
+                        let mut sums = [_mm256_setzero_ps(); 4];
+                        for (sum, out) in sums.iter_mut().zip(out.as_chunks::<LANES>().0) {
+                            *sum = load(out);
+                        }
+                        for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+                            let weight = _mm256_set1_ps(*weight);
+                            let row = row[start..start + BLOCK].as_chunks::<LANES>().0;
+                            for (sum, row) in sums.iter_mut().zip(row) {
+                                *sum = _mm256_fmadd_ps(weight, $load(row), *sum);
+                            }
+                        }
+                        for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
+                            // SAFETY: the pointer comes from an array of exactly eight numbers.
+                            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
+                        }
+                    }
+                }
             }
         };
     }
 
     kernel!(single, f32, load, |w: f32| w);
     kernel!(half, u16, load_bf16, super::super::bf16);
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn weighted_sum(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
-        const BLOCK: usize = 4 * LANES;
-        for (index, out) in out.chunks_mut(BLOCK).enumerate() {
-            let (start, width) = (index * BLOCK, out.len());
-            if width < BLOCK {
-                out.fill(0.0);
-                for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-                    for (out, value) in out.iter_mut().zip(&row[start..]) {
-                        *out = weight.mul_add(*value, *out);
-                    }
-                }
-                continue;
-            }
-            let mut sums = [_mm256_setzero_ps(); 4];
-            for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-                let weight = _mm256_set1_ps(*weight);
-                let row = row[start..start + BLOCK].as_chunks::<LANES>().0;
-                for (sum, row) in sums.iter_mut().zip(row) {
-                    *sum = _mm256_fmadd_ps(weight, load(row), *sum);
-                }
-            }
-            for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
-                // SAFETY: the pointer comes from an array of exactly eight numbers.
-                unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
-            }
-        }
-    }
 
     #[inline]
     #[target_feature(enable = "avx2,fma")]
@@ -450,7 +474,7 @@ mod tests {
             assert_eq!(fused, few, "small whole numbers are the same in bf16");
 
             let mut summed = vec![0.0; inputs];
-            weighted_sum(&few[..outputs], &w, inputs, &mut summed);
+            add_weighted(&few[..outputs], &w, inputs, &mut summed);
             let left = View::new(&few[..outputs], 1, outputs);
             let mut general = vec![0.0; inputs];
             product(
@@ -462,6 +486,10 @@ mod tests {
                 inputs,
             );
             assert_eq!(summed, general);
+            let mut fused = general.clone();
+            add_weighted_bf16(&few[..outputs], &halves, inputs, &mut fused);
+            let twice: Vec<f32> = general.iter().map(|sum| 2.0 * sum).collect();
+            assert_eq!(fused, twice, "added to what was there");
         }
     }
 }

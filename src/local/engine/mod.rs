@@ -20,8 +20,9 @@
 //! before anything is computed.
 //!
 //! Inside: `model` holds the weights, `pass` runs layers forward and backward over packed rows,
-//! `attention`, `linear`, `ops` and `head` are their parts, `decode` goes on from remembered
-//! keys and values, `gemm` and `mapping` are the only places with `unsafe`.
+//! `attention`, `linear`, `ops` and `head` are their parts, `decode` goes on from keys and values
+//! remembered in `pages`, `prefix` finds those of prompts read before, `gemm` and `mapping` are the
+//! only places with `unsafe`.
 
 mod assemble;
 mod attention;
@@ -46,9 +47,11 @@ mod milestones;
 mod model;
 mod ops;
 mod optim;
+mod pages;
 mod pass;
 mod peft;
 mod pick;
+mod prefix;
 #[cfg(test)]
 mod pretrain;
 mod prompt;

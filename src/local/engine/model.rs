@@ -10,6 +10,7 @@ use super::matrix::Matrix;
 use super::rope::Rotary;
 use super::scratch::Scratch;
 use crate::error::{Context, Error, Result};
+use crate::sync::lock;
 
 /// A model's frozen weights, shared by every adapter on it, and the thread pool that runs it.
 ///
@@ -209,16 +210,10 @@ impl Base {
 
     /// Lends recycled buffers to `work`: fresh pages would cost more than the arithmetic.
     pub(crate) fn with_scratch<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
-        let lock = || {
-            self.inner
-                .scratch
-                .lock()
-                .unwrap_or_else(|poison| poison.into_inner())
-        };
-        let mut scratch = lock().pop().unwrap_or_default();
+        let mut scratch = lock(&self.inner.scratch).pop().unwrap_or_default();
         let result = work(&mut scratch);
         if scratch.bytes() <= Scratch::KEEP {
-            lock().push(scratch);
+            lock(&self.inner.scratch).push(scratch);
         }
         result
     }

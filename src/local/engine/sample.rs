@@ -193,6 +193,8 @@ pub(crate) type TopTokens = Vec<(u32, f32)>;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SampleOutput {
     pub(crate) sequences: Vec<SampledSequence>,
+    /// Prompt tokens that had been read for others already.
+    pub(crate) cached: usize,
     /// One per prompt token, `None` where not computed; absent if not asked.
     pub(crate) prompt_logprobs: Option<Vec<Option<f32>>>,
     /// Per prompt token the likeliest tokens, best first; `None` where not computed.

@@ -35,13 +35,14 @@ pub(super) struct SamplingThread {
 }
 
 impl SamplingThread {
-    pub(super) fn start(base: &Base, adapters: Arc<Adapters>) -> Result<Self> {
+    /// Samples on a base, with so many bytes for keys and values.
+    pub(super) fn start(base: &Base, adapters: Arc<Adapters>, memory: usize) -> Result<Self> {
         let (sender, inbox) = crossbeam_channel::unbounded();
         let closing = Arc::new(AtomicBool::new(false));
         let (base, closes) = (base.clone(), closing.clone());
         let thread = std::thread::Builder::new()
             .name("tinker-local-sample".into())
-            .spawn(move || work(&base, &adapters, &inbox, &closes))
+            .spawn(move || work(&base, &adapters, memory, &inbox, &closes))
             .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
         Ok(Self {
             inbox: Mutex::new(Some(sender)),
@@ -95,8 +96,14 @@ impl std::fmt::Debug for SamplingThread {
     }
 }
 
-fn work(base: &Base, adapters: &Adapters, inbox: &Receiver<Entry>, closing: &AtomicBool) {
-    let mut batch = Batch::new(base);
+fn work(
+    base: &Base,
+    adapters: &Adapters,
+    memory: usize,
+    inbox: &Receiver<Entry>,
+    closing: &AtomicBool,
+) {
+    let mut batch = Batch::new(base, memory);
     let mut waiting = VecDeque::new();
     while !closing.load(Ordering::Relaxed) {
         if batch.is_idle() && waiting.is_empty() {
@@ -117,7 +124,7 @@ fn work(base: &Base, adapters: &Adapters, inbox: &Receiver<Entry>, closing: &Ato
         if catch_unwind(AssertUnwindSafe(|| base.run(turn))).is_err() {
             // Who waited for it is told when the listeners are dropped.
             log::error!("local server: sampling panicked");
-            batch = Batch::new(base);
+            batch = Batch::new(base, memory);
         }
     }
 }

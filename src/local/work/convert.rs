@@ -277,6 +277,7 @@ pub(in crate::local) fn sample_response(
     let rows = request.prompt.len() - 1;
     let sequences = output.sequences.into_iter().map(sequence).collect();
     let mut response = SampleResponse::new(sequences);
+    response.prompt_cache_hit_tokens = output.cached as i64;
     response.prompt_logprobs = output
         .prompt_logprobs
         .map(|logprobs| logprobs.into_iter().collect());

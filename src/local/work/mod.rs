@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::{self, Base, Listener, SampleRequest};
+use super::engine::{self, Base, Batch, Listener, SampleRequest};
 use super::source::ModelSource;
 use super::state::State;
 use super::state::adapters::{Adapters, Slot};
@@ -93,6 +93,7 @@ impl Workshop {
             }
         };
         let budget = options.adapter_memory.unwrap_or(memory.limit() / 8);
+        let cache = Batch::MEMORY.min(memory.limit() / 8);
         let root = state.catalogue.root().to_owned();
         let adapters = Arc::new(Adapters::new(base.clone(), budget, root));
         let workshop = Self {
@@ -103,7 +104,7 @@ impl Workshop {
             memory,
             options,
             trainers: Crew::new("tinker-local-train", base.threads().clamp(1, 8))?,
-            sampling: SamplingThread::start(&base, adapters.clone())?,
+            sampling: SamplingThread::start(&base, adapters.clone(), cache)?,
             adapters,
             base,
         };

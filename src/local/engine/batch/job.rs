@@ -1,19 +1,21 @@
 //! One request of a batch, and one of its samples.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::Listener;
-use crate::local::engine::config::Config;
-use crate::local::engine::decode::{Cache, Newest};
+use crate::local::engine::decode::Newest;
 use crate::local::engine::lora::Adapter;
 use crate::local::engine::ops::log_sum_exp;
+use crate::local::engine::pages::{PAGE, Table};
 use crate::local::engine::pick::{Candidates, Picker, top};
-use crate::local::engine::prompt::Prompt;
 use crate::local::engine::rng::Rng;
 use crate::local::engine::sample::{SampleOutput, SampleRequest, SampledSequence, StopReason};
+use crate::sync::lock;
 
 /// One request.
 pub(super) struct Job<'a> {
+    /// Requests are numbered as they come.
+    pub(super) order: u64,
     pub(super) adapter: Option<Arc<Adapter>>,
     pub(super) request: SampleRequest,
     pub(super) seed: u64,
@@ -21,31 +23,30 @@ pub(super) struct Job<'a> {
     /// Bytes of the longest stop string.
     pub(super) longest_stop: usize,
     pub(super) listener: Box<dyn Listener + 'a>,
-    /// There once the prompt has been read.
-    pub(super) prompt: OnceLock<Prompt>,
-    pub(super) results: Mutex<Results>,
+    results: Mutex<Results>,
 }
 
-pub(super) struct Results {
-    pub(super) output: SampleOutput,
+struct Results {
+    output: SampleOutput,
     /// Samples not done.
-    pub(super) left: usize,
+    left: usize,
 }
 
 impl<'a> Job<'a> {
     pub(super) fn new(
+        order: u64,
         adapter: Option<Arc<Adapter>>,
         request: SampleRequest,
         listener: Box<dyn Listener + 'a>,
     ) -> Self {
         let stops = request.stop.strings.iter();
         Self {
+            order,
             adapter,
             seed: request.seed.unwrap_or_else(|| fastrand::u64(..)),
             picker: Picker::new(request.temperature, request.top_k, request.top_p),
             longest_stop: stops.map(String::len).max().unwrap_or(0),
             listener,
-            prompt: OnceLock::new(),
             results: Mutex::new(Results {
                 left: request.num_samples,
                 output: SampleOutput {
@@ -59,36 +60,23 @@ impl<'a> Job<'a> {
 }
 
 impl Job<'_> {
-    pub(super) fn prompt(&self) -> &Prompt {
-        self.prompt.get().expect("samples begin after the prompt")
+    /// Files what is known about the prompt.
+    pub(super) fn report(&self, mut output: SampleOutput) {
+        let mut results = lock(&self.results);
+        output.sequences = std::mem::take(&mut results.output.sequences);
+        results.output = output;
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Results> {
-        self.results.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Files a sample; true if it was the last one, and the request is finished.
-    pub(super) fn settle(&self, number: usize, sequence: SampledSequence) -> bool {
-        self.lock().output.sequences[number] = sequence;
-        self.abandon(1)
-    }
-
-    /// Counts samples as done; true if the request is finished with them.
-    pub(super) fn abandon(&self, samples: usize) -> bool {
-        let left = {
-            let mut results = self.lock();
-            results.left -= samples;
-            results.left
-        };
-        if left == 0 {
-            self.finish();
+    /// Files a sample; with the last one the request is finished.
+    pub(super) fn settle(&self, number: usize, sequence: SampledSequence) {
+        let mut results = lock(&self.results);
+        results.output.sequences[number] = sequence;
+        results.left -= 1;
+        if results.left == 0 {
+            let output = std::mem::take(&mut results.output);
+            drop(results);
+            self.listener.finish(&self.request, output);
         }
-        left == 0
-    }
-
-    pub(super) fn finish(&self) {
-        let output = std::mem::take(&mut self.lock().output);
-        self.listener.finish(&self.request, output);
     }
 
     /// Whether a stop string appears in the text of the newest tokens.
@@ -111,45 +99,76 @@ impl Job<'_> {
     }
 }
 
+/// The age of a sample: its request's number and its own. The smallest has the right of way.
+pub(super) type Age = (u64, usize);
+
 /// One sample on its way.
 pub(super) struct Growing<'a> {
     pub(super) job: Arc<Job<'a>>,
     pub(super) number: usize,
-    pub(super) rng: Rng,
-    pub(super) own: Cache,
+    rng: Rng,
+    /// The prompt and the tokens that were fed; empty while the sample rests.
+    pub(super) table: Table,
+    /// The logits after the prompt, for a sample that is about to begin.
+    pub(super) first: Option<Arc<[f32]>>,
     pub(super) sequence: SampledSequence,
     pub(super) done: bool,
 }
 
 impl<'a> Growing<'a> {
-    /// Begins with the token that follows the prompt.
-    pub(super) fn new(job: &Arc<Job<'a>>, number: usize, config: &Config) -> Self {
-        let mut growing = Self {
+    /// A sample that has not begun.
+    pub(super) fn new(job: &Arc<Job<'a>>, number: usize) -> Self {
+        Self {
             number,
             rng: Rng::stream(job.seed, number as u64),
-            own: Cache::new(config),
+            table: Table::default(),
+            first: None,
             sequence: SampledSequence::default(),
             done: job.request.max_tokens == 0,
             job: job.clone(),
-        };
-        if !growing.done {
-            growing.accept(&job.prompt().first, &mut Candidates::new());
         }
-        growing
     }
 }
 
 impl Growing<'_> {
+    pub(super) fn age(&self) -> Age {
+        (self.job.order, self.number)
+    }
+
+    /// How many pages it needs beside its prompt's to go on from where it was.
+    pub(super) fn pages(&self) -> usize {
+        // One more for the prompt's last page, of which it has its own copy.
+        (self.sequence.tokens.len() + 1).div_ceil(PAGE) + 1
+    }
+
+    /// Draws the token that follows the prompt, unless it was drawn before a rest.
+    pub(super) fn begin(&mut self, candidates: &mut Candidates) {
+        let first = self.first.take();
+        if let Some(first) = first.filter(|_| !self.done && self.sequence.tokens.is_empty()) {
+            self.accept(&first, candidates);
+        }
+    }
+
+    /// The token to feed next: the newest, or after a rest one that was drawn before. Those are fed
+    /// one by one again, as they were the first time, so that nothing changes by a single bit.
     pub(super) fn newest(&mut self) -> Newest<'_> {
+        let fed = self.table.rows() - self.job.request.prompt.len();
         Newest {
-            token: *self.sequence.tokens.last().expect("each begins with one"),
-            prompt: &self.job.prompt().cache,
-            own: &mut self.own,
+            token: self.sequence.tokens[fed],
+            table: &mut self.table,
+        }
+    }
+
+    /// Hears the logits after the token that was fed.
+    pub(super) fn hear(&mut self, logits: &[f32], candidates: &mut Candidates) {
+        let fed = self.table.rows() - self.job.request.prompt.len();
+        if fed == self.sequence.tokens.len() {
+            self.accept(logits, candidates);
         }
     }
 
     /// Draws the next token and decides whether the sample goes on.
-    pub(super) fn accept(&mut self, logits: &[f32], candidates: &mut Candidates) {
+    fn accept(&mut self, logits: &[f32], candidates: &mut Candidates) {
         let Job {
             request,
             picker,

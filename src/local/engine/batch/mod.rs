@@ -2,10 +2,12 @@
 //!
 //! Work goes in rounds. A round reads a piece of some prompts and adds one token to every
 //! sequence under way, so that a long prompt delays nobody and a newcomer waits for one token.
-//! What a request gets depends on its seed alone: prompts are cut by their own length, and rows
-//! that are decoded together do not know of each other.
+//! What a request gets depends on its seed alone: prompts are cut by their own length, rows that
+//! are decoded together do not know of each other, and a sample that had to rest is computed again
+//! exactly as before.
 
 mod job;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -15,15 +17,17 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::decode::{self, Cache, Newest};
+use super::decode::{self, Newest};
 use super::lora::{Adapter, Merged};
 use super::model::{Base, Net};
+use super::pages::{PAGE, Pool, Precision};
 use super::pick::Candidates;
+use super::prefix::Prefixes;
 use super::prompt::{PIECE, Reading};
 use super::sample::{SampleOutput, SampleRequest};
 use super::scratch::Scratch;
 use crate::error::Result;
-use job::{Growing, Job};
+use job::{Age, Growing, Job};
 #[cfg(test)]
 pub(crate) use tests::{sample, sample_all};
 
@@ -31,8 +35,6 @@ pub(crate) use tests::{sample, sample_all};
 const SEQUENCES: usize = 64;
 /// What one request may have of them while others wait.
 const SHARE: usize = SEQUENCES / 2;
-/// Bytes of keys and values at once; a request that needs more runs alone.
-const MEMORY: usize = 1 << 30;
 /// Sequences that one thread decodes together: their rows share the weights it has at hand.
 const TOGETHER: usize = 16;
 
@@ -59,26 +61,32 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// The requests under way on one base, whatever their adapters.
+///
+/// A request takes pages for its keys and values as it needs them, not as many as it might. When
+/// they run out, what was read of old prompts is forgotten; then the youngest sample rests, gives
+/// its pages back, and is computed again when there is room. The oldest always goes on, so each
+/// comes to its end.
 pub(crate) struct Batch<'a> {
     base: Base,
-    /// Requests not begun, in order of arrival.
-    waiting: VecDeque<Arc<Job<'a>>>,
-    /// Requests with samples left to begin, in the same order.
-    begun: Vec<Begun<'a>>,
+    pool: Pool,
+    prefixes: Prefixes,
+    /// Requests that have no pages, in order of arrival.
+    waiting: Vec<Pending<'a>>,
+    /// Requests whose prompts are read, or were and have samples left to begin, in the same order.
+    begun: Vec<Pending<'a>>,
     groups: Vec<Group<'a>>,
-    /// Sequences under way, and those promised to prompts that are being read.
-    sequences: usize,
-    /// Positions that are promised room for their keys and values.
-    rows: usize,
-    /// Bytes there are for them.
-    memory: usize,
+    /// How many requests have come.
+    arrivals: u64,
 }
 
-struct Begun<'a> {
+/// A request and those of its samples that do not run.
+struct Pending<'a> {
     job: Arc<Job<'a>>,
-    reading: Option<Reading>,
-    /// Samples that have begun.
-    samples: usize,
+    /// In order of their numbers; never empty.
+    samples: VecDeque<Growing<'a>>,
+    reading: Reading,
+    /// Whether its prompt is read on in this round.
+    due: bool,
 }
 
 /// Sequences on the same weights.
@@ -88,16 +96,21 @@ struct Group<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// An empty batch.
-    pub(crate) fn new(base: &Base) -> Self {
+    /// The most memory it pays to give to keys and values.
+    pub(crate) const MEMORY: usize = 1 << 30;
+
+    /// An empty batch that keeps its keys and values in so many bytes, unless a single sequence
+    /// needs more.
+    pub(crate) fn new(base: &Base, memory: usize) -> Self {
+        let precision = Precision::of(base.weights());
         Self {
             base: base.clone(),
-            waiting: VecDeque::new(),
+            pool: Pool::new(base.weights(), precision, memory),
+            prefixes: Prefixes::default(),
+            waiting: Vec::new(),
             begun: Vec::new(),
             groups: Vec::new(),
-            sequences: 0,
-            rows: 0,
-            memory: MEMORY,
+            arrivals: 0,
         }
     }
 
@@ -113,14 +126,22 @@ impl<'a> Batch<'a> {
         listener: Box<dyn Listener + 'a>,
     ) -> Result<()> {
         request.check(&self.base)?;
-        self.waiting
-            .push_back(Arc::new(Job::new(adapter, request, listener)));
+        let job = Arc::new(Job::new(self.arrivals, adapter, request, listener));
+        self.arrivals += 1;
+        let samples = 0..job.request.num_samples;
+        self.waiting.push(Pending {
+            samples: samples.map(|number| Growing::new(&job, number)).collect(),
+            reading: Reading::new(&job.request, job.seed),
+            job,
+            due: false,
+        });
         Ok(())
     }
 
     /// How many requests have not begun.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
+        let new = |one: &&Pending<'_>| one.samples[0].sequence.tokens.is_empty();
+        self.waiting.iter().filter(new).count()
     }
 
     /// Whether there is nothing to do.
@@ -130,135 +151,130 @@ impl<'a> Batch<'a> {
 
     /// One round; call it on a thread of the base's pool.
     pub(crate) fn round(&mut self) {
+        self.give_up();
         self.go_on();
         // Some samples end with their first token.
         self.sweep();
         self.let_in();
+        self.make_room();
         let base = self.base.clone();
         let mut tasks = self.tasks();
         tasks
             .par_iter_mut()
             .for_each(|task| base.with_scratch(|scratch| task.run(scratch)));
+        self.share();
         self.sweep();
     }
 
     /// Begins more samples of the requests whose prompts have been read.
     fn go_on(&mut self) {
-        let mut full = false;
-        for mut begun in std::mem::take(&mut self.begun) {
-            if begun.job.listener.is_cancelled() {
-                self.give_up(begun);
-                continue;
+        for index in 0..self.begun.len() {
+            let pending = &mut self.begun[index];
+            if pending.reading.whole().is_some()
+                && let Some(output) = pending.reading.take_report()
+            {
+                pending.job.report(output);
             }
-            if let Some(reading) = &begun.reading {
-                if reading.next_piece(&begun.job.request) > 0 {
-                    self.begun.push(begun);
-                    continue;
-                }
-                begun.finish_reading();
-            }
-            let total = begun.job.request.num_samples;
-            while begun.samples < total {
-                // The first sample's place was promised with the prompt's.
-                if begun.samples > 0 {
-                    if !self.waiting.is_empty() && begun.running() >= SHARE {
-                        break;
-                    }
-                    full = full || !self.promise(begun.job.request.max_tokens);
-                    if full {
-                        break;
-                    }
-                }
-                self.begin(&begun.job, begun.samples);
-                begun.samples += 1;
-            }
-            if begun.samples < total {
-                self.begun.push(begun);
+            while self.may_begin(index)
+                && let Some(sample) = self.begun[index].next_sample()
+            {
+                self.place(sample);
             }
         }
+        self.begun.retain(|pending| !pending.samples.is_empty());
+        let sequences = self.groups.iter_mut().flat_map(|one| &mut one.sequences);
+        let mut fresh: Vec<&mut Growing<'_>> =
+            sequences.filter(|one| one.first.is_some()).collect();
+        fresh
+            .par_iter_mut()
+            .for_each_init(Candidates::new, |candidates, one| one.begin(candidates));
+    }
+
+    /// Whether the next sample of a request may begin.
+    fn may_begin(&mut self, index: usize) -> bool {
+        let pending = &self.begun[index];
+        let (Some(_), Some(next)) = (pending.reading.whole(), pending.samples.front()) else {
+            return false;
+        };
+        let (age, pages, running) = (next.age(), next.pages(), self.running(&pending.job));
+        // The first one's place was kept while the prompt was read.
+        let place = running == 0
+            || self.places() < SEQUENCES && (self.waiting.is_empty() || running < SHARE);
+        place && self.has_room(age, pages)
     }
 
     /// Lets waiting requests in, in order, as long as there is room.
     fn let_in(&mut self) {
-        // Nobody overtakes a request that waits for room itself.
-        let waits = |one: &Begun<'_>| one.reading.is_none() && one.running() < SHARE;
-        if self.begun.iter().any(waits) {
-            return;
-        }
-        while let Some(job) = self.waiting.front() {
-            if job.listener.is_cancelled() {
-                job.finish();
-                self.waiting.pop_front();
-                continue;
+        let (mut index, mut promised) = (0, 0);
+        while index < self.waiting.len() && self.places() < SEQUENCES {
+            let pending = &self.waiting[index];
+            let (age, pages) = (pending.age(), promised + self.wants(pending));
+            if self.has_room(age, pages) {
+                promised = pages;
+                let pending = self.waiting.remove(index);
+                insert(&mut self.begun, pending);
+            } else {
+                index += 1;
             }
-            let job = job.clone();
-            if !self.promise(job.request.prompt.len() + job.request.max_tokens) {
-                return;
-            }
-            self.waiting.pop_front();
-            let net = Net::new(self.base.weights(), job.adapter.as_deref());
-            self.begun.push(Begun {
-                reading: Some(Reading::new(&job.request, job.seed, &net)),
-                samples: 0,
-                job,
-            });
         }
     }
 
-    /// Sets a sequence and its rows aside, if there is room; alone, anything has room.
-    fn promise(&mut self, rows: usize) -> bool {
-        let per_row = Cache::bytes_per_row(self.base.config());
-        let fits = self.sequences < SEQUENCES && (self.rows + rows) * per_row <= self.memory;
-        if fits || self.sequences == 0 {
-            self.sequences += 1;
-            self.rows += rows;
-            return true;
-        }
-        false
+    /// How many pages a request will take to begin with.
+    fn wants(&self, pending: &Pending<'a>) -> usize {
+        let Job {
+            adapter, request, ..
+        } = &*pending.job;
+        let same = |other: &&Pending<'a>| same_adapter(adapter, &other.job.adapter);
+        let others = self.begun.iter().filter(same);
+        let shared = others.map(|other| shared(&request.prompt, &other.job.request.prompt));
+        let known = self.prefixes.known(adapter.as_ref(), &request.prompt);
+        let shared = shared.max().unwrap_or(0).max(known);
+        (request.prompt.len() - shared).div_ceil(PAGE) + pending.samples[0].pages()
     }
 
-    /// Starts a sample with the token that follows the prompt.
-    fn begin(&mut self, job: &Arc<Job<'a>>, number: usize) {
-        let growing = Growing::new(job, number, self.base.config());
-        let same = |group: &&mut Group<'a>| match (&group.adapter, &job.adapter) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            (None, None) => true,
-            _ => false,
-        };
+    /// Sequences under way, and places kept for requests whose prompts are being read.
+    fn places(&self) -> usize {
+        let running: usize = self.groups.iter().map(|group| group.sequences.len()).sum();
+        let kept = |one: &&Pending<'a>| !one.samples.is_empty() && self.running(&one.job) == 0;
+        running + self.begun.iter().filter(kept).count()
+    }
+
+    /// Samples of a request that are under way.
+    fn running(&self, job: &Arc<Job<'a>>) -> usize {
+        let sequences = self.groups.iter().flat_map(|group| &group.sequences);
+        sequences.filter(|one| Arc::ptr_eq(&one.job, job)).count()
+    }
+
+    /// Puts a sample with the others on the same weights.
+    fn place(&mut self, sample: Growing<'a>) {
+        let adapter = &sample.job.adapter;
+        let same = |group: &&mut Group<'a>| same_adapter(&group.adapter, adapter);
         match self.groups.iter_mut().find(same) {
-            Some(group) => group.sequences.push(growing),
+            Some(group) => group.sequences.push(sample),
             None => self.groups.push(Group {
-                adapter: job.adapter.clone(),
-                sequences: vec![growing],
+                adapter: adapter.clone(),
+                sequences: vec![sample],
             }),
         }
     }
 
     /// What this round computes, cut so that every thread has something to do.
     fn tasks(&mut self) -> Vec<Task<'_, 'a>> {
-        let weights = self.base.weights();
-        let mut tasks = Vec::new();
-        // A round reads one whole piece per thread, or as much of shorter prompts.
-        let read = PIECE * self.base.threads();
-        let mut rows = 0;
-        for begun in &mut self.begun {
-            let Begun { job, reading, .. } = begun;
-            let Some(reading) = reading else { continue };
-            rows += reading.next_piece(&job.request);
-            if rows > read && !tasks.is_empty() {
-                break;
-            }
-            let net = Net::new(weights, job.adapter.as_deref());
-            tasks.push(Task::Read(net, &job.request, reading));
-        }
         // A large model's products are spread over threads themselves.
-        let together = match weights.len() > Merged::LIMIT {
+        let together = match self.base.weights().len() > Merged::LIMIT {
             true => SEQUENCES,
             false => self
-                .sequences
+                .places()
                 .div_ceil(self.base.threads())
                 .clamp(1, TOGETHER),
         };
+        let weights = self.base.weights();
+        let mut tasks = Vec::new();
+        for pending in self.begun.iter_mut().filter(|pending| pending.due) {
+            let Pending { job, reading, .. } = pending;
+            let net = Net::new(weights, job.adapter.as_deref());
+            tasks.push(Task::Read(net, &job.request, reading));
+        }
         for Group { adapter, sequences } in &mut self.groups {
             let net = Net::new(weights, adapter.as_deref());
             let chunks = sequences.chunks_mut(together);
@@ -267,64 +283,91 @@ impl<'a> Batch<'a> {
         tasks
     }
 
+    /// Hands the pieces of prompts that were read to whoever reads the same.
+    fn share(&mut self) {
+        for pending in self.begun.iter_mut().filter(|pending| pending.due) {
+            let Job {
+                adapter, request, ..
+            } = &*pending.job;
+            let prefixes = &mut self.prefixes;
+            pending.reading.share(adapter.as_ref(), request, prefixes);
+            pending.due = false;
+        }
+    }
+
     /// Lets go of the samples that are done or not wanted any more.
     fn sweep(&mut self) {
         for group in &mut self.groups {
-            let mut index = 0;
-            while let Some(one) = group.sequences.get(index) {
-                if !one.done && !one.job.listener.is_cancelled() {
-                    index += 1;
-                    continue;
-                }
-                let one = group.sequences.swap_remove(index);
-                self.sequences -= 1;
-                self.rows -= one.job.request.max_tokens;
-                if one.job.settle(one.number, one.sequence) {
-                    self.rows -= one.job.request.prompt.len();
-                }
+            let over = |one: &mut Growing<'a>| one.done || one.job.listener.is_cancelled();
+            for one in group.sequences.extract_if(.., over) {
+                one.job.settle(one.number, one.sequence);
             }
         }
         self.groups.retain(|group| !group.sequences.is_empty());
     }
 
-    /// Begins no more samples of a request that was cancelled.
-    fn give_up(&mut self, begun: Begun<'a>) {
-        let job = begun.job;
-        if begun.samples == 0 {
-            self.sequences -= 1;
-            self.rows -= job.request.max_tokens;
-        }
-        if job.abandon(job.request.num_samples - begun.samples) {
-            self.rows -= job.request.prompt.len();
+    /// Begins no more samples of requests that were cancelled.
+    fn give_up(&mut self) {
+        for list in [&mut self.waiting, &mut self.begun] {
+            let over = |one: &mut Pending<'a>| one.job.listener.is_cancelled();
+            for pending in list.extract_if(.., over) {
+                for one in pending.samples {
+                    one.job.settle(one.number, one.sequence);
+                }
+            }
         }
     }
+}
+
+impl<'a> Pending<'a> {
+    /// The age of its oldest sample.
+    fn age(&self) -> Age {
+        self.samples[0].age()
+    }
+
+    /// The next sample, ready to go on from the prompt; none before that is read.
+    fn next_sample(&mut self) -> Option<Growing<'a>> {
+        let (prompt, first) = self.reading.whole()?;
+        let mut sample = self.samples.pop_front()?;
+        sample.table = prompt.clone();
+        sample.first = Some(first.clone());
+        Some(sample)
+    }
+}
+
+/// Puts a request among others in order of arrival.
+fn insert<'a>(list: &mut Vec<Pending<'a>>, pending: Pending<'a>) {
+    let place = list.partition_point(|other| other.job.order < pending.job.order);
+    list.insert(place, pending);
+}
+
+fn same_adapter(one: &Option<Arc<Adapter>>, other: &Option<Arc<Adapter>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// How many tokens of a prompt need not be read again after another one: whole pieces.
+fn shared(prompt: &[u32], other: &[u32]) -> usize {
+    if prompt == other {
+        return prompt.len();
+    }
+    let same = prompt
+        .iter()
+        .zip(other)
+        .take_while(|(one, other)| one == other);
+    same.count() / PIECE * PIECE
 }
 
 impl fmt::Debug for Batch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
             .field("waiting", &self.waiting.len())
-            .field("sequences", &self.sequences)
+            .field("sequences", &self.places())
+            .field("pages", &self.pool.used())
             .finish_non_exhaustive()
-    }
-}
-
-impl Begun<'_> {
-    fn finish_reading(&mut self) {
-        if let Some(reading) = self.reading.take() {
-            let (prompt, mut output) = reading.finish();
-            let mut results = self.job.lock();
-            output.sequences = std::mem::take(&mut results.output.sequences);
-            results.output = output;
-            // It is read once.
-            let _ = self.job.prompt.set(prompt);
-        }
-    }
-
-    /// Samples under way.
-    fn running(&self) -> usize {
-        let done = self.job.request.num_samples - self.job.lock().left;
-        self.samples - done
     }
 }
 
@@ -348,14 +391,14 @@ impl Task<'_, '_> {
                     true => {
                         let mut candidates = Candidates::new();
                         for (one, logits) in sequences.iter_mut().zip(logits.chunks_exact(vocab)) {
-                            one.accept(logits, &mut candidates);
+                            one.hear(logits, &mut candidates);
                         }
                     }
                     false => sequences
                         .par_iter_mut()
                         .zip(logits.par_chunks_exact(vocab))
                         .for_each_init(Candidates::new, |candidates, (one, logits)| {
-                            one.accept(logits, candidates);
+                            one.hear(logits, candidates);
                         }),
                 }
                 scratch.give(logits);

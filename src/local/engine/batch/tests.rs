@@ -26,7 +26,7 @@ pub(crate) fn sample_all(
     requests: &[SampleRequest],
 ) -> Vec<SampleOutput> {
     let ears: Vec<Ear> = requests.iter().map(|_| Ear::default()).collect();
-    let mut batch = Batch::new(base);
+    let mut batch = Batch::new(base, Batch::MEMORY);
     for (request, ear) in requests.iter().zip(&ears) {
         batch
             .add(adapter.cloned(), request.clone(), Box::new(ear))
@@ -63,7 +63,7 @@ impl Ear {
     }
 }
 
-impl Listener for &Ear {
+impl<T: std::ops::Deref<Target = Ear> + Send + Sync> Listener for T {
     fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         builtin::decode(tokens)
     }
@@ -95,6 +95,15 @@ fn adapter(base: &Base, seed: u64) -> Arc<Adapter> {
         *value += 0.02 * rng.normal();
     }
     Arc::new(adapter)
+}
+
+/// Nothing runs, and nothing holds pages but prompts that may come again.
+#[track_caller]
+fn check_free(batch: &mut Batch<'_>) {
+    assert!(batch.is_idle());
+    assert_eq!(batch.places(), 0);
+    batch.prefixes.clear();
+    assert_eq!(batch.pool.used(), 0, "everything is free again");
 }
 
 #[test]
@@ -134,7 +143,7 @@ fn a_request_gets_the_same_in_a_crowd_as_alone() {
     for threads in [1, 3] {
         let base = Base::builtin(threads).unwrap();
         let ears: Vec<Ear> = requests.iter().map(|_| Ear::default()).collect();
-        let mut batch = Batch::new(&base);
+        let mut batch = Batch::new(&base, Batch::MEMORY);
         base.run(|| {
             // They join one by one, some while others are at work.
             for (index, request) in requests.iter().enumerate() {
@@ -150,16 +159,10 @@ fn a_request_gets_the_same_in_a_crowd_as_alone() {
                 batch.round();
             }
         });
-        assert_eq!(
-            (batch.sequences, batch.rows),
-            (0, 0),
-            "everything is free again"
-        );
+        check_free(&mut batch);
         for (index, (ear, alone)) in ears.iter().zip(&alone).enumerate() {
-            assert!(
-                ear.output() == *alone,
-                "request {index} on {threads} threads"
-            );
+            let what = format!("request {index} on {threads} threads");
+            check_same(ear.output(), alone, &what);
         }
     }
 }
@@ -168,7 +171,7 @@ fn a_request_gets_the_same_in_a_crowd_as_alone() {
 fn a_long_prompt_is_read_while_others_go_on() {
     let base = Base::builtin(1).unwrap();
     let (quick, long) = (Ear::default(), Ear::default());
-    let mut batch = Batch::new(&base);
+    let mut batch = Batch::new(&base, Batch::MEMORY);
     batch
         .add(
             None,
@@ -201,13 +204,13 @@ fn a_cancelled_request_makes_room_and_gives_what_it_has() {
         Ear::default(),
         Ear::default(),
     );
-    let mut batch = Batch::new(&base);
+    let mut batch = Batch::new(&base, Batch::MEMORY);
     let mut many = SampleRequest::new(prompt(3, 1), 500);
     many.num_samples = 2 * SEQUENCES;
     many.stop.tokens.clear();
     batch.add(None, many, Box::new(&greedy)).unwrap();
     base.run(|| (0..4).for_each(|_| batch.round()));
-    assert_eq!(batch.sequences, SEQUENCES);
+    assert_eq!(batch.places(), SEQUENCES);
     for ear in [&reading, &waiting] {
         let request = SampleRequest::new(prompt(600, 2), 500);
         batch.add(None, request, Box::new(ear)).unwrap();
@@ -227,15 +230,14 @@ fn a_cancelled_request_makes_room_and_gives_what_it_has() {
     assert!(reading.is_finished() && waiting.is_finished());
     assert_eq!(next.output().sequences[0].tokens.len(), 3);
     assert!(batch.is_idle());
-    assert_eq!((batch.sequences, batch.rows), (0, 0));
+    check_free(&mut batch);
 }
 
 #[test]
-fn a_large_request_leaves_room_for_small_ones_and_memory_is_bounded() {
+fn a_large_request_leaves_room_for_small_ones() {
     let base = Base::builtin(1).unwrap();
     let (large, small) = (Ear::default(), Ear::default());
-    let ears: Vec<Ear> = (0..5).map(|_| Ear::default()).collect();
-    let mut batch = Batch::new(&base);
+    let mut batch = Batch::new(&base, Batch::MEMORY);
     let mut request = SampleRequest::new(prompt(3, 1), 40);
     request.num_samples = 3 * SEQUENCES;
     batch.add(None, request, Box::new(&large)).unwrap();
@@ -248,24 +250,185 @@ fn a_large_request_leaves_room_for_small_ones_and_memory_is_bounded() {
     large.cancelled.store(true, Ordering::Relaxed);
     base.run(|| (0..2).for_each(|_| batch.round()));
     assert!(batch.is_idle());
+}
 
-    // Room for two and a half of these; the one too large for all of it runs alone.
-    batch.memory = 250 * Cache::bytes_per_row(base.config());
-    for (index, ear) in ears.iter().enumerate() {
-        let rows = if index == 3 { 400 } else { 90 };
-        let mut request = SampleRequest::new(prompt(10, 9), rows);
-        request.num_samples = 1 + index % 3;
-        batch.add(None, request, Box::new(ear)).unwrap();
-    }
+/// The same answer, whoever read the prompt.
+#[track_caller]
+fn check_same(ours: SampleOutput, expected: &SampleOutput, what: &str) {
+    let ours = SampleOutput {
+        cached: expected.cached,
+        ..ours
+    };
+    assert!(ours == *expected, "{what}");
+}
+
+/// A small pool: a few hundred positions, in either precision.
+fn small<'a>(base: &Base, precision: Precision, memory: usize) -> Batch<'a> {
+    let mut batch = Batch::new(base, 0);
+    batch.pool = Pool::new(base.weights(), precision, memory);
+    batch
+}
+
+/// Runs requests side by side until all are answered; true if some had to rest.
+fn run(batch: &mut Batch<'_>, base: &Base) -> bool {
+    let mut rested = false;
     while !batch.is_idle() {
         base.run(|| batch.round());
-        assert!(batch.rows <= 250 || batch.sequences == 1, "{batch:?}");
+        let began = |one: &Pending<'_>| !one.samples[0].sequence.tokens.is_empty();
+        rested |= batch.waiting.iter().any(began);
     }
-    for (index, ear) in ears.iter().enumerate() {
-        let expected = if index == 3 { 400 } else { 90 };
-        let output = ear.output();
-        let mut samples = output.sequences.iter();
-        assert!(samples.all(|one| one.tokens.len() == expected));
+    rested
+}
+
+#[test]
+fn a_sample_that_had_to_rest_is_the_same_to_the_last_bit() {
+    let base = Base::builtin(2).unwrap();
+    let adapters = [None, Some(adapter(&base, 1))];
+    let requests: Vec<SampleRequest> = (0..8u64)
+        .map(|index| {
+            // Most begin alike, two with a piece that others have too.
+            let mut tokens = prompt(150, index % 3);
+            tokens.truncate([150, 130, 20][index as usize % 3]);
+            let mut request = SampleRequest::new(tokens, 40 + 5 * index as usize);
+            request.seed = Some(index);
+            request.num_samples = 1 + index as usize % 3;
+            request.prompt_logprobs = index % 4 == 1;
+            request.topk_sample_logprobs = index as usize % 2;
+            request
+        })
+        .collect();
+    for precision in [Precision::Single, Precision::Half] {
+        let run_all = |memory: usize, threads: usize, together: bool| {
+            let base = Base::builtin(threads).unwrap();
+            let ears: Vec<Ear> = requests.iter().map(|_| Ear::default()).collect();
+            let mut rested = false;
+            let mut batch = small(&base, precision, memory);
+            for (index, (request, ear)) in requests.iter().zip(&ears).enumerate() {
+                let adapter = adapters[index % 2].clone();
+                batch.add(adapter, request.clone(), Box::new(ear)).unwrap();
+                if !together {
+                    rested |= run(&mut batch, &base);
+                    batch.prefixes.clear();
+                }
+            }
+            rested |= run(&mut batch, &base);
+            check_free(&mut batch);
+            let outputs: Vec<SampleOutput> = ears.iter().map(Ear::output).collect();
+            (rested, outputs)
+        };
+        let (rested, alone) = run_all(1 << 30, 1, false);
+        assert!(!rested);
+        let (rested, crowd) = run_all(1 << 30, 2, true);
+        assert!(!rested);
+        for threads in [1, 3] {
+            let (rested, short) = run_all(0, threads, true);
+            assert!(rested, "there are too few pages for all");
+            for (index, (short, alone)) in short.into_iter().zip(&alone).enumerate() {
+                check_same(short, alone, &format!("request {index}, {precision:?}"));
+            }
+        }
+        for (index, (crowd, alone)) in crowd.into_iter().zip(&alone).enumerate() {
+            check_same(crowd, alone, &format!("request {index}, {precision:?}"));
+        }
     }
-    assert_eq!((batch.sequences, batch.rows), (0, 0));
+}
+
+#[test]
+fn a_prompt_is_read_once_for_all_who_share_it() {
+    let base = Base::builtin(2).unwrap();
+    let mut batch = Batch::new(&base, Batch::MEMORY);
+    let adapters = [adapter(&base, 1), adapter(&base, 2)];
+    let ask =
+        |batch: &mut Batch<'_>, adapter: Option<&Arc<Adapter>>, tokens: &[u32], count: u64| {
+            let ears: Vec<Arc<Ear>> = (0..count).map(|_| Arc::default()).collect();
+            let request = |seed: u64| {
+                let mut request = SampleRequest::new(tokens.to_vec(), 5);
+                request.seed = Some(seed);
+                request
+            };
+            for (seed, ear) in (0..).zip(&ears) {
+                let (request, ear) = (request(seed), Box::new(ear.clone()));
+                batch.add(adapter.cloned(), request, ear).unwrap();
+            }
+            run(batch, &base);
+            (0..count)
+                .zip(&ears)
+                .map(|(seed, ear)| {
+                    let (ours, alone) = (
+                        ear.output(),
+                        sample(&base, adapter, &request(seed)).unwrap(),
+                    );
+                    let cached = ours.cached;
+                    check_same(ours, &alone, "found or read");
+                    cached
+                })
+                .collect::<Vec<usize>>()
+        };
+    let tokens = prompt(300, 1);
+    let mut sixteen = vec![300; 16];
+    sixteen[0] = 0;
+    assert_eq!(ask(&mut batch, None, &tokens, 16), sixteen, "read once");
+    assert_eq!(ask(&mut batch, None, &tokens, 2), [300, 300], "later too");
+    // Only whole pieces of another prompt are the same to the last bit.
+    assert_eq!(ask(&mut batch, None, &tokens[..290], 1), [256]);
+    assert_eq!(ask(&mut batch, None, &tokens[..256], 1), [256]);
+    assert_eq!(ask(&mut batch, None, &tokens[1..], 1), [0]);
+    // Other weights read for themselves.
+    assert_eq!(ask(&mut batch, Some(&adapters[0]), &tokens, 2), [0, 300]);
+    assert_eq!(ask(&mut batch, Some(&adapters[1]), &tokens, 1), [0]);
+    let before = batch.pool.used();
+    drop(adapters);
+    batch.prefixes.evict(0);
+    assert!(
+        batch.pool.used() < before,
+        "old weights' prompts are forgotten"
+    );
+    check_free(&mut batch);
+}
+
+#[test]
+fn a_prompt_whose_tokens_are_scored_is_read_for_that() {
+    let base = Base::builtin(1).unwrap();
+    let mut request = SampleRequest::new(prompt(300, 4), 3);
+    request.seed = Some(1);
+    request.prompt_logprobs = true;
+    let mut last = request.clone();
+    last.prompt_logprobs_last_n = Some(20);
+    let requests = [request.clone(), last, request];
+    let together = sample_all(&base, None, &requests);
+    let cached: Vec<usize> = together.iter().map(|one| one.cached).collect();
+    assert_eq!(cached, [0, 256, 0]);
+    for (together, request) in together.into_iter().zip(&requests) {
+        check_same(together, &sample(&base, None, request).unwrap(), "scored");
+    }
+}
+
+#[test]
+fn beside_one_that_fills_all_memory_short_ones_are_answered() {
+    let base = Base::builtin(1).unwrap();
+    let ears: Vec<Ear> = (0..4).map(|_| Ear::default()).collect();
+    let mut batch = small(&base, Precision::Half, 0);
+    let room = batch.pool.limit() * PAGE;
+    for ear in &ears[..2] {
+        let endless = SampleRequest::new(prompt(10, 1), 3 * room);
+        batch.add(None, endless, Box::new(ear)).unwrap();
+    }
+    while ears[0].heard() < 2 * room {
+        base.run(|| batch.round());
+        let most = ears[0].heard().div_ceil(PAGE) + 1 + batch.pool.limit() / 4;
+        assert!(batch.pool.used() <= most.max(batch.pool.limit()));
+    }
+    for ear in &ears[2..] {
+        let short = SampleRequest::new(prompt(20, 2), 4);
+        batch.add(None, short, Box::new(ear)).unwrap();
+        while !ear.is_finished() {
+            base.run(|| batch.round());
+        }
+    }
+    assert!(!ears[0].is_finished() && !ears[1].is_finished());
+    run(&mut batch, &base);
+    for ear in &ears[..2] {
+        assert_eq!(ear.heard(), 3 * room, "no token is told twice");
+    }
+    check_free(&mut batch);
 }
