@@ -12,6 +12,7 @@ mod losses;
 mod memory;
 mod openai;
 mod process;
+mod paging;
 mod restart;
 mod sampling;
 mod survival;
