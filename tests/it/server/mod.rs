@@ -11,10 +11,11 @@ mod load;
 mod losses;
 mod memory;
 mod openai;
-mod process;
 mod paging;
+mod process;
 mod restart;
 mod sampling;
+mod smollm2;
 mod survival;
 mod training;
 
