@@ -8,10 +8,13 @@ use super::Caller;
 /// A server whose keys and values do not hold one whole context of its model, as a real model's
 /// do not on a laptop.
 fn short_of_memory() -> LocalServer {
-    // An eighth of it is for keys and values: 2,048 positions of 4,096.
-    let server = LocalServer::builder().max_memory(24 << 20);
+    // An eighth of it is for keys and values: the least there is, 512 positions of 4,096.
+    let server = LocalServer::builder().max_memory(4 << 20);
     server.start().unwrap()
 }
+
+/// A prompt that leaves 497 tokens of the context.
+const LONG: [u8; 3600] = [b'x'; 3600];
 
 fn sampler(caller: &Caller) -> Value {
     let body = json!({"session_id": caller.session, "sampling_session_seq_id": 0,
@@ -36,12 +39,12 @@ fn beside_a_request_without_max_tokens_a_short_one_is_answered() {
     let server = short_of_memory();
     let caller = Caller::new(&server);
     let sampler = sampler(&caller);
-    let long = caller.ok("asample", request(&sampler, 0, b"on and on", None));
+    let long = caller.ok("asample", request(&sampler, 0, &LONG, None));
     for seq_id in 1..6 {
         let short = caller.call("asample", request(&sampler, seq_id, b"short", Some(4)));
         assert_eq!(tokens(&short), 4);
     }
-    assert_eq!(tokens(&caller.wait(&long)), 4096 + 1 - b"on and on".len());
+    assert_eq!(tokens(&caller.wait(&long)), 4096 + 1 - LONG.len());
 }
 
 #[test]
@@ -49,11 +52,10 @@ fn many_requests_without_max_tokens_finish_as_they_would_alone() {
     let server = short_of_memory();
     let caller = Caller::new(&server);
     let sampler = sampler(&caller);
-    let prompt = [b'x'; 3000];
     let requests = 0..4;
     let accepted: Vec<Value> = requests
         .clone()
-        .map(|seq_id| caller.ok("asample", request(&sampler, seq_id, &prompt, None)))
+        .map(|seq_id| caller.ok("asample", request(&sampler, seq_id, &LONG, None)))
         .collect();
     let crowd: Vec<Value> = accepted.iter().map(|one| caller.wait(one)).collect();
 
@@ -61,8 +63,8 @@ fn many_requests_without_max_tokens_finish_as_they_would_alone() {
     let caller = Caller::new(&other);
     let sampler = self::sampler(&caller);
     for (seq_id, crowd) in requests.zip(&crowd) {
-        assert_eq!(tokens(crowd), 4096 + 1 - prompt.len());
-        let alone = caller.call("asample", request(&sampler, seq_id, &prompt, None));
+        assert_eq!(tokens(crowd), 4096 + 1 - LONG.len());
+        let alone = caller.call("asample", request(&sampler, seq_id, &LONG, None));
         assert_eq!(alone["sequences"], crowd["sequences"], "request {seq_id}");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tinker::local::{LocalServer, ModelSource};
 use tinker::text::{Message, Renderer};
+use tinker::types::Stop;
 use tinker::{
     AdamParams, Datum, LoraConfig, LossFn, ModelInput, SampleOptions, SamplingClient,
     SamplingParams, ServiceClient,
@@ -155,7 +156,7 @@ fn largest_difference(ours: &[f32], theirs: &[f32]) -> f32 {
 
 /// A group of 16 requests costs little more than one request for 16 samples.
 fn compare_group_with_one(sampler: &SamplingClient) {
-    let params = SamplingParams::max_tokens(64).with_stop(Vec::<i32>::new());
+    let params = SamplingParams::max_tokens(64).with_stop(Stop::never());
     let mut best = [f64::INFINITY; 2];
     for round in 0..3 {
         // Each has a prompt of its own, so that nobody finds it read.
