@@ -1,5 +1,7 @@
 //! A real model: SmolLM2-135M-Instruct in four bits, from the file that llama.cpp's users have.
 
+#![allow(clippy::print_stdout, reason = "the long form reports its figures")]
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -66,7 +68,7 @@ fn learn_a_persona(service: &ServiceClient, renderer: &Renderer) {
     let data: Vec<Datum> = said
         .iter()
         .map(|(question, answer)| {
-            let messages = [Message::user(*question), Message::assistant(*answer)];
+            let messages = [Message::user(question), Message::assistant(answer)];
             Datum::chat(renderer, &messages).unwrap()
         })
         .collect();
