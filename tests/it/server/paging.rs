@@ -13,8 +13,8 @@ fn short_of_memory() -> LocalServer {
     server.start().unwrap()
 }
 
-/// A prompt that leaves 497 tokens of the context.
-const LONG: [u8; 3600] = [b'x'; 3600];
+/// A prompt that leaves 129 tokens of the context.
+const LONG: [u8; 3968] = [b'x'; 3968];
 
 fn sampler(caller: &Caller) -> Value {
     let body = json!({"session_id": caller.session, "sampling_session_seq_id": 0,
