@@ -28,6 +28,11 @@ impl Axis {
         Self { low, high, log }
     }
 
+    /// What lies at its two ends; the logarithms of it on a logarithmic axis.
+    pub(super) fn ends(&self) -> (f64, f64) {
+        (self.low, self.high)
+    }
+
     /// Where a value falls: 0 at the low end, 1 at the high end.
     pub(super) fn place(&self, value: f64) -> f64 {
         let value = if self.log { value.log10() } else { value };

@@ -16,6 +16,7 @@ mod axis;
 mod svg;
 mod text;
 
+pub use svg::sparkline_svg;
 pub use text::sparkline;
 
 /// A curve with a name.
@@ -65,6 +66,7 @@ pub struct Plot {
     x_label: String,
     y_label: String,
     log_y: bool,
+    x_range: Option<(f64, f64)>,
     size: (u32, u32),
     series: Vec<Series>,
 }
@@ -77,6 +79,7 @@ impl Plot {
             x_label: String::new(),
             y_label: String::new(),
             log_y: false,
+            x_range: None,
             size: (640, 360),
             series: Vec::new(),
         }
@@ -111,6 +114,13 @@ impl Plot {
         self
     }
 
+    /// Draws only what lies between these values of the horizontal axis. Default: everything.
+    #[must_use]
+    pub fn with_x_range(mut self, from: f64, to: f64) -> Self {
+        self.x_range = Some((from.min(to), from.max(to)));
+        self
+    }
+
     /// Sets the size of the SVG, in pixels. Default: 640 by 360.
     #[must_use]
     pub fn with_size(mut self, width: u32, height: u32) -> Self {
@@ -125,7 +135,24 @@ impl Plot {
 
     /// The plot as an SVG document.
     pub fn to_svg(&self) -> String {
-        svg::draw(self)
+        svg::draw(self, svg::Manner::Document)
+    }
+
+    /// The plot as an SVG element for a page that has a heading and a style of its own: no title,
+    /// no style sheet (a strict content-security policy refuses one), and what a script needs to
+    /// find values under the pointer. `data-frame` holds left, top, width and height of the
+    /// rectangle the curves are drawn in; `data-x` and `data-y` what lies at its ends, the latter
+    /// as powers of ten where `data-log` is there.
+    ///
+    /// ```
+    /// use tinker::plot::{Plot, Series};
+    ///
+    /// let line = Series::new("loss", [(0.0, 1.0), (4.0, 3.0)]);
+    /// let svg = Plot::new("Loss").with_series(line).to_inline_svg();
+    /// assert!(!svg.contains("<style") && svg.contains("data-x=\"0 4\""), "{svg}");
+    /// ```
+    pub fn to_inline_svg(&self) -> String {
+        svg::draw(self, svg::Manner::Inline)
     }
 
     /// The plot as lines of text: the title, `height` rows, an axis and its numbers, each at
@@ -136,7 +163,10 @@ impl Plot {
 
     /// The curves that have points to draw.
     fn drawn(&self) -> impl Iterator<Item = Series> + '_ {
-        let keep = |point: &(f64, f64)| !self.log_y || point.1 > 0.0;
+        let (from, to) = self.x_range.unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
+        let keep = move |point: &(f64, f64)| {
+            (from..=to).contains(&point.0) && (!self.log_y || point.1 > 0.0)
+        };
         let kept = self.series.iter().cloned().map(move |mut series| {
             series.points.retain(keep);
             series

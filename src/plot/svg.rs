@@ -19,6 +19,15 @@ const STYLE: &str = "\
 .tinker-plot .raw{fill:none;stroke-width:1;stroke-opacity:.3}\
 @media(prefers-color-scheme:dark){.tinker-plot{color:#e6edf3;background:#0d1117}}";
 
+/// Who shows the drawing.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Manner {
+    /// It stands alone.
+    Document,
+    /// A page with a heading and a style of its own.
+    Inline,
+}
+
 /// The rectangle the curves are drawn in, and the axes that fill it.
 struct Frame {
     left: f64,
@@ -35,43 +44,42 @@ impl Frame {
         let down = self.top + (1.0 - self.y.place(y)) * self.height;
         (across, down)
     }
+
+    fn middle(&self) -> (f64, f64) {
+        (self.left + self.width / 2.0, self.top + self.height / 2.0)
+    }
 }
 
-pub(super) fn draw(plot: &Plot) -> String {
+pub(super) fn draw(plot: &Plot, manner: Manner) -> String {
     let series: Vec<Series> = plot.drawn().collect();
     let points = || series.iter().flat_map(|series| series.points.iter());
     let (width, height) = (f64::from(plot.size.0), f64::from(plot.size.1));
     let legend = if series.len() > 1 { 20.0 } else { 0.0 };
+    let top = legend
+        + match manner {
+            Manner::Document => 34.0,
+            Manner::Inline => 8.0,
+        };
+    let below = if plot.x_label.is_empty() { 24.0 } else { 44.0 };
     let frame = Frame {
         left: 58.0,
-        top: 34.0 + legend,
+        top,
         width: width - 58.0 - 18.0,
-        height: height - 34.0 - legend - 44.0,
+        height: height - top - below,
         x: Axis::of(points().map(|point| point.0), false),
         y: Axis::of(points().map(|point| point.1), plot.log_y).padded(),
     };
-    let title = escaped(&plot.title);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"tinker-plot\" viewBox=\"0 0 {width} {height}\" \
-         width=\"{width}\" height=\"{height}\" role=\"img\" aria-label=\"{title}\">\
-         <style>{STYLE}</style>\
-         <rect width=\"100%\" height=\"100%\" fill=\"none\"/>\
-         <text x=\"{:.1}\" y=\"20\" text-anchor=\"middle\" font-weight=\"600\">{title}</text>",
-        frame.left + frame.width / 2.0,
-    );
+    let mut svg = opening(plot, manner, &frame);
     grid(&mut svg, plot, &frame);
     if series.is_empty() {
-        let (x, y) = (
-            frame.left + frame.width / 2.0,
-            frame.top + frame.height / 2.0,
-        );
+        let (x, y) = frame.middle();
         push(
             &mut svg,
             format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">no data</text>"),
         );
     }
-    for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
-        curve(&mut svg, series, colour, &frame);
+    for (number, series) in series.iter().enumerate() {
+        curve(&mut svg, series, number, &frame);
     }
     if series.len() > 1 {
         names(&mut svg, &series, &frame);
@@ -79,10 +87,43 @@ pub(super) fn draw(plot: &Plot) -> String {
     svg + "</svg>"
 }
 
+/// The element's start; of a document also its style and title, of a part of a page the numbers
+/// that a script on it needs.
+fn opening(plot: &Plot, manner: Manner, frame: &Frame) -> String {
+    let (width, height) = plot.size;
+    let title = escaped(&plot.title);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"tinker-plot\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\" role=\"img\" aria-label=\"{title}\"",
+    );
+    match manner {
+        Manner::Document => push(
+            &mut svg,
+            format_args!(
+                "><style>{STYLE}</style><rect width=\"100%\" height=\"100%\" fill=\"none\"/>\
+                 <text x=\"{:.1}\" y=\"20\" text-anchor=\"middle\" font-weight=\"600\">{title}</text>",
+                frame.middle().0,
+            ),
+        ),
+        Manner::Inline => {
+            let (x, y) = (frame.x.ends(), frame.y.ends());
+            let log = if plot.log_y { " data-log=\"\"" } else { "" };
+            push(
+                &mut svg,
+                format_args!(
+                    " data-frame=\"{} {} {} {}\" data-x=\"{} {}\" data-y=\"{} {}\"{log}>",
+                    frame.left, frame.top, frame.width, frame.height, x.0, x.1, y.0, y.1
+                ),
+            );
+        }
+    }
+    svg
+}
+
 fn grid(svg: &mut String, plot: &Plot, frame: &Frame) {
     let (left, right) = (frame.left, frame.left + frame.width);
     let (top, bottom) = (frame.top, frame.top + frame.height);
-    for tick in frame.y.ticks((frame.height / 50.0) as usize) {
+    for tick in frame.y.ticks((frame.height / 40.0) as usize) {
         let y = top + (1.0 - frame.y.place(tick)) * frame.height;
         push(
             svg,
@@ -120,11 +161,16 @@ fn grid(svg: &mut String, plot: &Plot, frame: &Frame) {
     );
 }
 
-fn curve(svg: &mut String, series: &Series, colour: &str, frame: &Frame) {
+fn curve(svg: &mut String, series: &Series, number: usize, frame: &Frame) {
+    let colour = COLOURS[number % COLOURS.len()];
+    let stroke = |class: &str| {
+        let number = number % COLOURS.len();
+        format!("class=\"{class} s{number}\" stroke=\"{colour}\"")
+    };
     if series.smoothing > 0.0 {
-        path(svg, "raw", &series.points, colour, frame);
+        path(svg, &stroke("raw"), &series.points, frame);
     }
-    path(svg, "curve", &series.smoothed(), colour, frame);
+    path(svg, &stroke("curve"), &series.smoothed(), frame);
     if let [only] = series.points[..] {
         let (x, y) = frame.place(only);
         push(
@@ -134,27 +180,80 @@ fn curve(svg: &mut String, series: &Series, colour: &str, frame: &Frame) {
     }
 }
 
-fn path(svg: &mut String, class: &str, points: &[(f64, f64)], colour: &str, frame: &Frame) {
+fn path(svg: &mut String, stroke: &str, points: &[(f64, f64)], frame: &Frame) {
+    let places = points.iter().map(|point| frame.place(*point)).collect();
+    let line = line(&thinned(places, frame.width));
+    push(svg, format_args!("<path {stroke} d=\"{line}\"/>"));
+}
+
+fn line(places: &[(f64, f64)]) -> String {
     let mut line = String::new();
-    for (index, point) in points.iter().enumerate() {
-        let (x, y) = frame.place(*point);
+    for (index, (x, y)) in places.iter().enumerate() {
         let stroke = if index == 0 { 'M' } else { 'L' };
         push(&mut line, format_args!("{stroke}{x:.1} {y:.1}"));
     }
-    push(
-        svg,
-        format_args!("<path class=\"{class}\" stroke=\"{colour}\" d=\"{line}\"/>"),
+    line
+}
+
+/// Of more places than can be told apart, the lowest and the highest of each pixel's column: what
+/// is drawn looks the same, and a run of a million steps stays small.
+fn thinned(places: Vec<(f64, f64)>, width: f64) -> Vec<(f64, f64)> {
+    if (places.len() as f64) < width * 4.0 {
+        return places;
+    }
+    let mut kept = Vec::new();
+    for column in places.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
+        let lowest = column.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let highest = column.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let mut ends = [lowest, highest].map(|end| *end.expect("a chunk is never empty"));
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        kept.extend(ends);
+    }
+    kept
+}
+
+/// A curve without axes, for a row of a table: an SVG element whose colour is the text's. Values
+/// that are not finite are left out.
+///
+/// ```
+/// use tinker::plot::sparkline_svg;
+///
+/// let svg = sparkline_svg(&[3.0, 2.0, f64::NAN, 1.0], 60, 16);
+/// assert!(svg.contains("d=\"M1.0 1.0L30.0 8.0L59.0 15.0\""), "{svg}");
+/// ```
+pub fn sparkline_svg(values: &[f64], width: u32, height: u32) -> String {
+    let values: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+    let (wide, high) = (f64::from(width) - 2.0, f64::from(height) - 2.0);
+    let last = values.len().saturating_sub(1) as f64;
+    let axes = (
+        Axis::of([0.0, last.max(1.0)].into_iter(), false),
+        Axis::of(values.iter().copied(), false),
     );
+    let place = |(index, value): (usize, &f64)| {
+        let across = 1.0 + axes.0.place(index as f64) * wide;
+        (across, 1.0 + (1.0 - axes.1.place(*value)) * high)
+    };
+    let places = thinned(values.iter().enumerate().map(place).collect(), wide);
+    let dot = places.last().map_or(String::new(), |(x, y)| {
+        format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"1.5\" fill=\"currentColor\"/>")
+    });
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"tinker-sparkline\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\" aria-hidden=\"true\">\
+         <path fill=\"none\" stroke=\"currentColor\" stroke-width=\"1.3\" stroke-linejoin=\"round\" d=\"{}\"/>{dot}</svg>",
+        line(&places)
+    )
 }
 
 /// The names of the curves, in a row above them.
 fn names(svg: &mut String, series: &[Series], frame: &Frame) {
     let (mut x, y) = (frame.left, frame.top - 10.0);
-    for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
+    for (number, series) in series.iter().enumerate() {
+        let (number, colour) = (number % COLOURS.len(), COLOURS[number % COLOURS.len()]);
         push(
             svg,
             format_args!(
-                "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" stroke-width=\"3\"/>\
+                "<line class=\"s{number}\" x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" stroke-width=\"3\"/>\
              <text x=\"{:.1}\" y=\"{y:.1}\">{}</text>",
                 y - 4.0,
                 x + 16.0,
@@ -203,7 +302,21 @@ mod tests {
             "{svg}"
         );
         assert!(svg.contains("a&amp;b") && !svg.contains("NaN"), "{svg}");
-        assert_eq!(svg.matches("class=\"curve\"").count(), 2);
+        assert_eq!(svg.matches("class=\"curve ").count(), 2);
+    }
+
+    #[test]
+    fn long_curves_keep_their_peaks() {
+        let spike = |x: i32| if x == 70_000 { 9.0 } else { f64::from(x % 2) };
+        let points = (0..100_000).map(|x| (f64::from(x), spike(x)));
+        let plot = Plot::new("x").with_series(Series::new("a", points));
+        let svg = plot.to_inline_svg();
+        assert!(svg.len() < 40_000, "{} bytes", svg.len());
+        // The highest value is a twenty-second below the upper end of an axis padded by a twentieth.
+        let top = 8.0 + (360.0 - 8.0 - 24.0) * 0.05 / 1.1;
+        assert!(svg.contains(&format!(" {top:.1}L")), "{svg}");
+        let near = plot.with_x_range(69_990.0, 70_010.0).to_inline_svg();
+        assert!(near.contains("data-x=\"69990 70010\""), "{near}");
     }
 
     #[test]
