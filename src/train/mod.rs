@@ -56,7 +56,7 @@ pub use interrupt::Interrupt;
 pub use log::{Bar, JsonLines, Logger, Table};
 pub use model::Model;
 pub use prompts::distill_prompt;
-pub use reader::{RunKind, RunReader, RunStatus};
+pub use reader::{RunKind, RunReader, RunStatus, main_metric};
 pub use record::CheckpointRecord;
 pub use resume::AutoResume;
 pub use row::{Row, Value};

@@ -1,6 +1,7 @@
 //! Reading run folders, ours and the Python cookbook's.
 
 use std::fs;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -105,7 +106,7 @@ impl RunReader {
         })
     }
 
-    /// The runs in a folder and one level below it, by path.
+    /// The runs in a folder and one level below it, by path; the folder itself if it is one.
     pub fn find(root: impl AsRef<Path>) -> Vec<PathBuf> {
         let below = |folder: &Path| -> Vec<PathBuf> {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -114,8 +115,12 @@ impl RunReader {
             paths.sort();
             paths
         };
+        let root = root.as_ref();
         let mut found = Vec::new();
-        for path in below(root.as_ref()) {
+        if is_run(root) {
+            found.push(root.to_owned());
+        }
+        for path in below(root) {
             if is_run(&path) {
                 found.push(path);
             } else {
@@ -170,6 +175,28 @@ impl RunReader {
         self.metrics.iter().filter_map(point).collect()
     }
 
+    /// A metric over the time that the steps took, as far as it was measured: `(seconds, value)`
+    /// at each step's end.
+    pub fn curve_over_time(&self, name: &str) -> Vec<(f64, f64)> {
+        let mut elapsed = 0.0;
+        let point = |row: &Row| {
+            elapsed += step_seconds(row).unwrap_or(0.0);
+            Some((elapsed, row.number(name)?))
+        };
+        self.metrics.iter().filter_map(point).collect()
+    }
+
+    /// The metric that says best how it goes: a reward, else a loss.
+    pub fn main_metric(&self) -> Option<&'static str> {
+        let found = self.metrics.iter().find_map(main_metric);
+        found.map(|(name, _)| name)
+    }
+
+    /// When its metrics changed last.
+    pub fn changed(&self) -> Option<SystemTime> {
+        self.changed
+    }
+
     /// The names of all metrics that are numbers, in the order of their first appearance.
     pub fn metric_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
@@ -181,11 +208,87 @@ impl RunReader {
         names
     }
 
+    /// Where the time of each step went: the lines of `timing_spans.jsonl`.
+    pub fn timings(&self) -> Vec<Row> {
+        rows(&self.path.join("timing_spans.jsonl"))
+    }
+
+    /// The end of `logs.log`: its last lines, out of its last 256 KiB.
+    pub fn log_tail(&self, lines: usize) -> Vec<String> {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = fs::File::open(self.path.join("logs.log"))?;
+            let start = file.metadata()?.len().saturating_sub(256 << 10);
+            file.seek(SeekFrom::Start(start))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        let text = read().unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let all: Vec<&str> = text.lines().collect();
+        let first = all.len().saturating_sub(lines);
+        all[first..].iter().map(|&line| line.to_owned()).collect()
+    }
+
+    /// The iterations that wrote down their rollouts, in order, each with the labels they were
+    /// written under.
+    pub fn iterations(&self) -> Vec<(usize, Vec<String>)> {
+        let mut found = Vec::new();
+        for folder in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = folder.file_name().to_string_lossy().into_owned();
+            let number = name.strip_prefix("iteration_");
+            let Some(number) = number.and_then(|number| number.parse().ok()) else {
+                continue;
+            };
+            let files = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+            let label = |file: fs::DirEntry| {
+                let name = file.file_name().into_string().ok()?;
+                let label = name.strip_suffix("_rollout_summaries.jsonl")?;
+                Some(label.to_owned())
+            };
+            let mut labels: Vec<String> = files.filter_map(label).collect();
+            labels.sort_by_key(|label| (label != "train", label.clone()));
+            if !labels.is_empty() {
+                found.push((number, labels));
+            }
+        }
+        found.sort();
+        found
+    }
+
     /// The summaries of an iteration's rollouts, by the label they were written under.
     pub fn rollouts(&self, iteration: usize, label: &str) -> Vec<Row> {
         let file = format!("iteration_{iteration:06}/{label}_rollout_summaries.jsonl");
         rows(&self.path.join(file))
     }
+}
+
+/// The metrics that say how a run goes, the best known first.
+const MAIN: &[&str] = &[
+    "env/all/reward/total",
+    "dpo_loss",
+    "train_mean_nll",
+    "loss",
+    "test/nll",
+];
+
+/// The metric of a step that says best how a run goes, with its value: a reward, else a loss.
+///
+/// ```
+/// use tinker::train::{Row, main_metric};
+///
+/// let row = Row::new().with("step", 3usize).with("train_mean_nll", 0.5);
+/// assert_eq!(main_metric(&row), Some(("train_mean_nll", 0.5)));
+/// ```
+pub fn main_metric(row: &Row) -> Option<(&'static str, f64)> {
+    let value = |name: &&'static str| Some((*name, row.number(name)?));
+    MAIN.iter().find_map(value)
+}
+
+/// How long a step took, as far as it was measured.
+pub(super) fn step_seconds(row: &Row) -> Option<f64> {
+    let names = ["time/total", "batch_time", "time/step"];
+    names.iter().find_map(|name| row.number(name))
 }
 
 fn is_run(path: &Path) -> bool {

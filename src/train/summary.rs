@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::folder::RunFolder;
 use super::log::duration;
-use super::reader::{RunKind, RunReader};
+use super::reader::{RunKind, RunReader, step_seconds};
 use crate::Result;
 use crate::plot::{Plot, Series, sparkline};
 
@@ -46,8 +46,6 @@ const REWARDS: [&str; 3] = [
 impl Summary {
     /// Sums a run up.
     pub fn of(run: &RunReader) -> Self {
-        let seconds = ["time/total", "batch_time", "time/step"];
-        let seconds = |row: &super::Row| seconds.iter().find_map(|name| row.number(name));
         let curves = LOSSES.iter().chain(&REWARDS).map(|name| {
             let values = run.curve(name).into_iter().map(|point| point.1).collect();
             ((*name).to_owned(), values)
@@ -62,7 +60,7 @@ impl Summary {
                 .iter()
                 .filter(|row| row.get("step").is_some())
                 .count(),
-            seconds: run.metrics.iter().filter_map(seconds).sum(),
+            seconds: run.metrics.iter().filter_map(step_seconds).sum(),
             curves: curves
                 .filter(|(_, values): &(_, Vec<f64>)| !values.is_empty())
                 .collect(),

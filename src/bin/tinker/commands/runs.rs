@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tinker::plot::{Plot, Series, sparkline};
-use tinker::train::{Row, RunReader, RunStatus};
+use tinker::train::{Row, RunReader, RunStatus, main_metric};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -97,21 +97,6 @@ fn open(run: &Path) -> anyhow::Result<RunReader> {
     }
 }
 
-/// The metrics that say how a run goes, the best known first.
-const MAIN: &[&str] = &[
-    "env/all/reward/total",
-    "dpo_loss",
-    "train_mean_nll",
-    "loss",
-    "test/nll",
-];
-
-/// The metric to show of a run.
-pub(crate) fn main_metric(row: &Row) -> Option<(&'static str, f64)> {
-    MAIN.iter()
-        .find_map(|name| Some((*name, row.number(name)?)))
-}
-
 #[derive(Serialize)]
 struct Listed {
     path: String,
@@ -160,13 +145,14 @@ fn list(context: &mut Context, root: Option<PathBuf>) -> anyhow::Result<()> {
     for run in found {
         let name = Path::new(&run.path)
             .strip_prefix(&root)
-            .map_or(run.path.clone(), |p| p.display().to_string());
+            .map(|path| path.display().to_string());
+        let name = name.ok().filter(|name| !name.is_empty());
         let last = run
             .metric
             .zip(run.value)
             .map(|(name, value)| format!("{name} {value:.4}"));
         table.row([
-            name,
+            name.unwrap_or(run.path),
             run.kind.into(),
             run.status.into(),
             run.model.unwrap_or_default(),
@@ -312,13 +298,7 @@ impl Draw {
             .collect::<anyhow::Result<Vec<_>>>()?;
         let mut metrics = self.metric.clone();
         if metrics.is_empty() {
-            let main = |run: &RunReader| {
-                run.metrics
-                    .iter()
-                    .find_map(main_metric)
-                    .map(|(name, _)| name)
-            };
-            let name = runs.iter().find_map(main);
+            let name = runs.iter().find_map(RunReader::main_metric);
             metrics.push(
                 name.context("no metric that says how it goes; name one with --metric")?
                     .to_owned(),

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use console::Term;
 use tinker::plot::sparkline;
-use tinker::train::{Logger, Row};
+use tinker::train::{Logger, Row, main_metric};
 use tinker::types::QueueUpdate;
 
 use super::Shared;
-use crate::commands::runs::{brief, main_metric};
+use crate::commands::runs::brief;
 use crate::units::{duration, short};
 
 /// What the service last said about its queue.
