@@ -419,6 +419,13 @@ impl Env for ProblemEnv {
                 ended,
             },
         );
-        Ok(Step::graded(move || reward(&answer)).with_log("answer", text))
+        let prompt = self.0.observation.prompt.to_ints();
+        let prompt = prompt.and_then(|prompt| self.0.tokenizer.decode(&prompt));
+        let step = Step::graded(move || reward(&answer)).with_log("answer", text);
+        // A prompt with images has no text of its own.
+        Ok(match prompt {
+            Ok(prompt) => step.with_log("prompt", prompt),
+            Err(_) => step,
+        })
     }
 }
