@@ -43,6 +43,8 @@ impl Guard {
         }
         match request.header("sec-fetch-site") {
             None | Some("same-origin" | "none") => check_body_type(request).map(|()| None),
+            // A link to the page may stand anywhere; the page itself can do nothing for its site.
+            Some(_) if opens_page(request) => Ok(None),
             Some(_) => Err(Refusal::forbidden(
                 "pages of other sites may not use this server",
             )),
@@ -57,6 +59,14 @@ impl Guard {
             || address.parse::<IpAddr>().is_ok()
             || self.hosts.contains(&name)
     }
+}
+
+/// Whether a browser opens the console's page in a window of its own.
+fn opens_page(request: &Request) -> bool {
+    request.method == Method::GET
+        && request.path == "/"
+        && request.header("sec-fetch-mode") == Some("navigate")
+        && request.header("sec-fetch-dest") == Some("document")
 }
 
 /// A page can send any text to anywhere without being asked, but JSON only after asking.
@@ -144,6 +154,31 @@ mod tests {
             Err(refusal) => refusal.status.as_u16(),
         };
         assert_eq!(status, expected, "{:?}", request.headers);
+    }
+
+    #[test]
+    fn links_lead_to_the_page_and_nowhere_else() {
+        for (method, path, dest, opens) in [
+            (Method::GET, "/", "document", true),
+            (Method::GET, "/", "iframe", false),
+            (Method::GET, "/console/runs", "document", false),
+            (Method::POST, "/", "document", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [("mode", "navigate"), ("dest", dest), ("site", "cross-site")] {
+                let name: HeaderName = format!("sec-fetch-{name}").parse().unwrap();
+                headers.insert(name, value.parse().unwrap());
+            }
+            let request = Request {
+                method,
+                path: path.into(),
+                query: String::new(),
+                headers,
+                body: Bytes::new(),
+            };
+            let let_in = Guard::default().check(&request, "http").is_ok();
+            assert_eq!(let_in, opens, "{} {path} {dest}", request.method);
+        }
     }
 
     #[test]
