@@ -1,7 +1,7 @@
 //! The options of a server.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,18 @@ use super::api::fault::Fault;
 use super::api::flags::Flags;
 use super::api::janitor::Janitor;
 use super::api::service::{Options, Service, check_endpoint};
-use super::http::{Front, Guard, HttpThread, Identity, Limits, Recorder};
+#[cfg(feature = "chat")]
+use super::console::Console;
+use super::http::{Front, Guard, HttpThread, Identity, Limits, Recorder, listen, runtime};
 use super::source::ModelSource;
 use super::state::Keep;
 use super::state::State;
 use super::state::memory::Memory;
 use super::state::sessions::LOCAL;
+#[cfg(feature = "chat")]
+use super::work::vocabulary::Vocabulary;
 use super::work::{WorkOptions, Workshop};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 
 /// More would be a mistake.
 const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -47,6 +51,8 @@ pub struct Builder {
     port: u16,
     users: Vec<User>,
     data: Option<PathBuf>,
+    #[cfg(feature = "chat")]
+    runs: Vec<PathBuf>,
     model: Option<ModelSource>,
     threads: usize,
     flags: Vec<(String, Value)>,
@@ -79,6 +85,8 @@ impl Default for Builder {
             port: 0,
             users: Vec::new(),
             data: None,
+            #[cfg(feature = "chat")]
+            runs: Vec::new(),
             model: None,
             threads: 0,
             flags: Vec::new(),
@@ -217,6 +225,14 @@ impl Builder {
         self
     }
 
+    /// Shows the run folders in this folder, and one level below it, on the page at `/`; everybody
+    /// who may use the server sees them. May be given more than once. Default: none.
+    #[cfg(feature = "chat")]
+    pub fn runs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.runs.push(folder.into());
+        self
+    }
+
     /// Keeps runs, checkpoints and the tokenizer in this folder, across restarts. It must be new,
     /// empty, or one that a server has used before. Default: a temporary folder that goes with the
     /// server.
@@ -333,14 +349,7 @@ impl Builder {
             log::warn!("the embedded engine is not optimised in this build, and slow");
         }
         let address = SocketAddr::new(self.host, self.port);
-        let listener = TcpListener::bind(address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|error| {
-                Error::Config(Context::caused(
-                    format!("cannot listen on {address}"),
-                    error,
-                ))
-            })?;
+        let listener = listen(address)?;
         let recorder = self.record.then(Arc::<Recorder>::default);
         let front = Front {
             limits: Limits {
@@ -353,13 +362,7 @@ impl Builder {
             recorder: recorder.clone(),
         };
         let scheme = front.scheme();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .thread_name("tinker-local-blocking")
-            .max_blocking_threads(4)
-            .build()
-            .map_err(|error| Error::Internal(Context::caused("no runtime", error)))?;
+        let runtime = runtime()?;
         let service = self.service(flags, scheme, runtime.handle().clone())?;
         let janitor = Janitor::start(service.work().clone())?;
         let http = HttpThread::start(listener, runtime, service.clone(), front)?;
@@ -408,11 +411,31 @@ impl Builder {
             request_log: self.request_log,
             scheme,
         };
-        let service = Service::new(auth, flags, Arc::new(work), options);
+        #[cfg(feature = "chat")]
+        let console = self.console(&work)?;
+        let service = Service::new(
+            auth,
+            flags,
+            Arc::new(work),
+            options,
+            #[cfg(feature = "chat")]
+            console,
+        );
         for fault in &self.faults {
             service.add_fault(fault.clone())?;
         }
         Ok(Arc::new(service))
+    }
+
+    #[cfg(feature = "chat")]
+    fn console(&self, work: &Workshop) -> Result<Console> {
+        match &work.vocabulary {
+            Vocabulary::Bytes => Console::plain(self.runs.clone()),
+            Vocabulary::Tokenizer(tokenizer) => {
+                let model = work.base_model.clone();
+                Ok(Console::new(self.runs.clone(), model, tokenizer.clone()))
+            }
+        }
     }
 
     fn check(&self) -> Result<Flags> {

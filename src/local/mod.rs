@@ -43,6 +43,8 @@
 
 mod api;
 mod builder;
+#[cfg(feature = "chat")]
+mod console;
 mod http;
 mod source;
 mod state;
@@ -55,6 +57,8 @@ use std::sync::Arc;
 
 pub use api::fault::{Fault, FaultKind};
 pub use builder::Builder;
+#[cfg(feature = "chat")]
+pub use console::{ConsoleOptions, ConsoleServer};
 pub use http::RecordedRequest;
 pub use source::ModelSource;
 

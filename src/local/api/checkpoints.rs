@@ -9,7 +9,7 @@ use super::{Answer, Call};
 use crate::local::engine::PeftFiles;
 use crate::local::http::{JSON, Refusal, Reply};
 use crate::local::state::catalogue::Run;
-use crate::local::state::downloads::{self, Source};
+use crate::local::state::downloads::{self, Link, Source};
 use crate::local::state::{disk, now};
 use crate::local::work::checkpoints::{checkpoint_path, expiry};
 use crate::types::{CheckpointKind, ExternalWeightsUrls, TinkerPath};
@@ -73,12 +73,23 @@ pub(super) fn set_ttl(call: &Call) -> Answer {
     Ok(Reply::empty())
 }
 
-/// One archive file, behind a redirect as in the JSON era.
-pub(super) fn archive(call: &Call) -> Answer {
+/// A link to one archive file.
+#[cfg(feature = "chat")]
+pub(super) fn archive_link(call: &Call) -> Answer {
+    let url = link(call)?.to(ARCHIVE);
+    Ok(Reply::json(&serde_json::json!({ "url": url })))
+}
+
+fn link(call: &Call) -> Result<Link, Refusal> {
     let path = path(call)?;
     call.checkpoint(&path)?;
     let source = Source::Checkpoint(path);
-    let link = call.state().downloads.link(&call.server(), now(), source);
+    Ok(call.state().downloads.link(&call.server(), now(), source))
+}
+
+/// One archive file, behind a redirect as in the JSON era.
+pub(super) fn archive(call: &Call) -> Answer {
+    let link = link(call)?;
     let expires = link.expires.strftime("%a, %d %b %Y %H:%M:%S GMT");
     Ok(Reply::empty()
         .with_status(StatusCode::FOUND)

@@ -26,6 +26,18 @@ struct Seen {
     seconds: f64,
 }
 
+/// What was asked of one endpoint.
+#[cfg(feature = "chat")]
+#[derive(Debug, serde::Serialize)]
+pub(super) struct Requests {
+    method: &'static str,
+    path: &'static str,
+    count: u64,
+    failed: u64,
+    /// All of them together, until each answer began.
+    seconds: f64,
+}
+
 impl Metrics {
     /// Counts a request that was answered.
     pub(super) fn count(
@@ -42,6 +54,24 @@ impl Metrics {
         for (count, end) in seen.buckets.iter_mut().zip(BUCKETS) {
             *count += u64::from(seconds <= end);
         }
+    }
+
+    /// What was asked of endpoints that are wanted, the most asked first.
+    #[cfg(feature = "chat")]
+    pub(super) fn requests(&self, wanted: impl Fn(&str) -> bool) -> Vec<Requests> {
+        let endpoints = lock(&self.endpoints);
+        let wanted = endpoints.iter().filter(|((_, path), _)| wanted(path));
+        let mut list: Vec<Requests> = wanted
+            .map(|(&(method, path), seen)| Requests {
+                method,
+                path,
+                count: seen.statuses.values().sum(),
+                failed: seen.statuses.range(400..).map(|(_, count)| count).sum(),
+                seconds: seen.seconds,
+            })
+            .collect();
+        list.sort_by_key(|line| std::cmp::Reverse(line.count));
+        list
     }
 
     fn write(&self, out: &mut String) {

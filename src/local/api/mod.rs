@@ -6,6 +6,8 @@ pub(super) mod admin;
 pub(super) mod auth;
 mod chat;
 pub(super) mod checkpoints;
+#[cfg(feature = "chat")]
+mod console;
 pub(super) mod fault;
 mod faults;
 pub(super) mod flags;

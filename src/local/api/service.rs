@@ -41,6 +41,8 @@ pub(in crate::local) struct Service {
     pub(super) work: Arc<Workshop>,
     pub(super) options: Options,
     pub(super) metrics: Metrics,
+    #[cfg(feature = "chat")]
+    pub(super) console: Arc<crate::local::console::Console>,
     faults: Mutex<Faults>,
 }
 
@@ -50,6 +52,7 @@ impl Service {
         flags: Flags,
         work: Arc<Workshop>,
         options: Options,
+        #[cfg(feature = "chat")] console: crate::local::console::Console,
     ) -> Self {
         Self {
             auth,
@@ -58,6 +61,8 @@ impl Service {
             work,
             options,
             metrics: Metrics::default(),
+            #[cfg(feature = "chat")]
+            console: Arc::new(console),
             faults: Mutex::default(),
         }
     }

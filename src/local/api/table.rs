@@ -119,12 +119,18 @@ const ENDPOINTS: &[Endpoint] = &[
     own(ADMIN, Delete, "faults", Quick(admin::clear_faults)),
 ];
 
+/// What the console asks; it reads templates and tokenizers.
+#[cfg(feature = "chat")]
+const CONSOLE: &[Endpoint] = super::console::ENDPOINTS;
+#[cfg(not(feature = "chat"))]
+const CONSOLE: &[Endpoint] = &[];
+
 /// An endpoint of the service, as the wire has it.
 const fn of(route: wire::Route, handling: Handling) -> Endpoint {
     own(wire::API_PREFIX, route.method, route.template, handling)
 }
 
-const fn own(
+pub(super) const fn own(
     prefix: &'static str,
     method: wire::Method,
     template: &'static str,
@@ -140,7 +146,7 @@ const fn own(
 }
 
 impl Endpoint {
-    const fn for_all(mut self, access: Access) -> Self {
+    pub(super) const fn for_all(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
@@ -150,9 +156,10 @@ impl Endpoint {
         (self.method.as_str(), self.template)
     }
 
-    /// Whether faults strike it. What ends a fault must not suffer from one.
+    /// Whether faults strike it. What ends a fault must not suffer from one, and a page that looks
+    /// on must not take those that clients are to meet.
     pub(super) fn can_fail(&self) -> bool {
-        self.prefix != ADMIN
+        self.prefix != ADMIN && !CONSOLE.iter().any(|own| own.template == self.template)
     }
 }
 
@@ -162,7 +169,7 @@ pub(super) fn find(
     path: &str,
 ) -> Result<(&'static Endpoint, Vec<String>), Refusal> {
     let mut known_path = false;
-    for endpoint in ENDPOINTS {
+    for endpoint in ENDPOINTS.iter().chain(CONSOLE) {
         let Some(rest) = path.strip_prefix(endpoint.prefix) else {
             continue;
         };

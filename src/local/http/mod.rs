@@ -113,6 +113,37 @@ pub(super) struct Limits {
     pub(super) body_patience: Duration,
 }
 
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request_bytes: 64 << 20,
+            connections: 4096,
+            body_patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A socket that listens on an address.
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| {
+            let message = format!("cannot listen on {address}");
+            Error::Config(Context::caused(message, error))
+        })
+}
+
+/// What runs the connections, on one thread, and a few more for what blocks.
+pub(super) fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .thread_name("tinker-local-blocking")
+        .max_blocking_threads(4)
+        .build()
+        .map_err(|error| Error::Internal(Context::caused("no runtime", error)))
+}
+
 /// The thread that serves. Dropping it stops and joins.
 #[derive(Debug)]
 pub(super) struct HttpThread {

@@ -28,7 +28,7 @@ impl Queue {
     }
 
     /// How many requests wait.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::local) fn len(&self) -> usize {
         self.ready.len() + self.sequence.held()
     }
 }

@@ -32,6 +32,8 @@ pub(in crate::local) struct Choice {
     /// Each token with its own text.
     pub(in crate::local) tokens: Vec<(u32, String)>,
     pub(in crate::local) logprobs: Vec<f32>,
+    /// Per token the likeliest tokens, best first; empty if the request did not ask.
+    pub(in crate::local) topk: Vec<Vec<(u32, f32)>>,
     pub(in crate::local) reason: &'static str,
 }
 
@@ -182,6 +184,7 @@ impl Listener for Part {
                 text: text.whole(reader),
                 tokens: sequence.tokens.iter().map(spell).collect(),
                 logprobs: sequence.logprobs,
+                topk: sequence.topk,
                 reason,
             });
         }

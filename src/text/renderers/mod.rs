@@ -471,7 +471,7 @@ pub enum TrainOnWhat {
 }
 
 impl TrainOnWhat {
-    const ALL: [(Self, &'static str); 7] = [
+    pub(crate) const ALL: [(Self, &'static str); 7] = [
         (Self::LastAssistantMessage, "last_assistant_message"),
         (Self::LastAssistantTurn, "last_assistant_turn"),
         (Self::AllAssistantMessages, "all_assistant_messages"),

@@ -1,0 +1,63 @@
+//! Server-sent events: what changed, as long as somebody listens.
+
+use std::future::Future;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::local::http::Reply;
+
+/// How often things are looked at.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// One event, as it is sent.
+#[derive(Debug)]
+pub(in crate::local) struct Event(String);
+
+impl Event {
+    /// An event of this kind; the value is one of ours, so encoding it cannot fail but for a bug.
+    pub(in crate::local) fn of(kind: &str, value: &impl Serialize) -> Self {
+        let data = serde_json::to_string(value).unwrap_or_else(|_| "null".into());
+        Self(format!("event: {kind}\ndata: {data}\n\n"))
+    }
+
+    pub(in crate::local) fn into_bytes(self) -> bytes::Bytes {
+        self.0.into()
+    }
+}
+
+/// Looks again and again, and sends what it sees, until the page is closed or the server stops.
+/// The first event comes at once and says that the stream is open.
+pub(in crate::local) fn stream(
+    mut look: impl FnMut() -> Vec<Event> + Send + 'static,
+    stopping: impl Future<Output = ()> + Send + 'static,
+) -> Reply {
+    let (sender, chunks) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        tokio::pin!(stopping);
+        let mut events = vec![Event::of("open", &())];
+        loop {
+            for event in events {
+                if sender.send(event.into_bytes()).is_err() {
+                    return;
+                }
+            }
+            // Files are read: not on the thread of the connections.
+            let looked = tokio::task::spawn_blocking(move || {
+                let events = look();
+                (look, events)
+            });
+            (look, events) = match looked.await {
+                Ok(looked) => looked,
+                Err(_) => return,
+            };
+            tokio::select! {
+                () = sender.closed() => return,
+                () = &mut stopping => return,
+                () = tokio::time::sleep(EVERY) => {}
+            }
+        }
+    });
+    Reply::stream("text/event-stream", chunks)
+}
