@@ -87,7 +87,10 @@ enum Command {
     Completions(commands::help::Completions),
     /// Print the manual page, or write all of them.
     Man(commands::help::Man),
-    /// Serve the embedded engine over HTTP.
+    /// Look at run folders in a browser: no server, no model.
+    #[cfg(feature = "local")]
+    Console(commands::console::Console),
+    /// Serve the embedded engine over HTTP, with a page to look at.
     #[cfg(feature = "local")]
     Serve(commands::serve::Serve),
 }
@@ -96,7 +99,7 @@ impl Command {
     /// A server ends by SIGTERM and Ctrl-C alike, and that is a success.
     fn has_signals_of_its_own(&self) -> bool {
         #[cfg(feature = "local")]
-        if matches!(self, Self::Serve(_)) {
+        if matches!(self, Self::Serve(_) | Self::Console(_)) {
             return true;
         }
         false
@@ -126,6 +129,8 @@ impl Command {
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context, Cli::command()),
             Self::Man(command) => command.run(context, Cli::command()),
+            #[cfg(feature = "local")]
+            Self::Console(command) => command.run(),
             #[cfg(feature = "local")]
             Self::Serve(serve) => commands::serve::run(&serve),
         }

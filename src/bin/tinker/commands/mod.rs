@@ -5,6 +5,8 @@ pub(crate) mod billing;
 pub(crate) mod chat;
 pub(crate) mod checkpoint;
 pub(crate) mod compare;
+#[cfg(feature = "local")]
+pub(crate) mod console;
 pub(crate) mod cost;
 pub(crate) mod data;
 pub(crate) mod doctor;

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use tinker::config::Config;
 use tinker::local::{Builder, LocalServer};
 
+use super::runs::default_root;
 use crate::context::install_logger;
 
 /// What was typed after `tinker serve`.
@@ -27,6 +28,10 @@ pub(crate) struct Serve {
     /// Keep runs and checkpoints in this folder, across restarts; new, empty, or used before.
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
+    /// Show the runs in this folder, and one level below it, on the page; may be repeated [default:
+    /// that of 'tinker runs', unless --key-file lets several people in].
+    #[arg(long, value_name = "FOLDER")]
+    runs: Vec<PathBuf>,
     /// Serve this model instead of the built-in one: a Hugging Face folder or a GGUF file.
     #[arg(long, value_name = "[NAME=]PATH")]
     model: Option<String>,
@@ -147,6 +152,13 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
     if let Some(folder) = &serve.data {
         builder = builder.data(folder);
     }
+    let mut runs = serve.runs.clone();
+    if runs.is_empty() && serve.key_file.is_none() {
+        runs.push(default_root());
+    }
+    for folder in runs {
+        builder = builder.runs(folder);
+    }
     if let Some(model) = &serve.model {
         builder = builder.model(model.as_str());
     }
@@ -206,14 +218,14 @@ fn write_port(file: &std::path::Path, port: u16) -> anyhow::Result<()> {
 }
 
 /// The signals that end the server.
-struct Signals {
+pub(super) struct Signals {
     #[cfg(unix)]
     wake: std::os::unix::net::UnixStream,
 }
 
 impl Signals {
     #[cfg(unix)]
-    fn listen() -> anyhow::Result<Self> {
+    pub(super) fn listen() -> anyhow::Result<Self> {
         use signal_hook::consts::{SIGINT, SIGTERM};
 
         let (wake, sender) = std::os::unix::net::UnixStream::pair()?;
@@ -224,19 +236,19 @@ impl Signals {
     }
 
     #[cfg(unix)]
-    fn wait(mut self) {
+    pub(super) fn wait(mut self) {
         // A byte arrives with the first signal; an error would mean the same.
         let _ = std::io::Read::read(&mut self.wake, &mut [0]);
     }
 
     /// Elsewhere the console's default handler ends the process.
     #[cfg(not(unix))]
-    fn listen() -> anyhow::Result<Self> {
+    pub(super) fn listen() -> anyhow::Result<Self> {
         Ok(Self {})
     }
 
     #[cfg(not(unix))]
-    fn wait(self) {
+    pub(super) fn wait(self) {
         loop {
             std::thread::park();
         }
