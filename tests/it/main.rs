@@ -13,6 +13,8 @@ mod cli;
 mod clients;
 /// Keys, files and the environment.
 mod config;
+/// The console: its endpoints, and its page in a browser.
+mod console;
 /// Downloads of signed files: resumed, checked, signed again.
 mod downloads;
 /// Every example, run.

@@ -1,0 +1,246 @@
+//! The console in a real browser: what people see, by mouse, keyboard and phone.
+
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use serde_json::{Value, json};
+use tinker::local::LocalServer;
+use tinker::train::{Batches, Conversations, Existing, Logger, Row, Run, Supervised};
+use tinker::{ServiceClient, config::Config};
+
+use super::browser::Browser;
+
+const MODEL: &str = "tinker-local/tiny";
+const ENTER: &str = "\u{E007}";
+const CHATS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
+
+/// Halts training after each step until it is let go.
+struct Gate {
+    reached: Sender<usize>,
+    go_on: Receiver<()>,
+}
+
+impl Logger for Gate {
+    fn metrics(&mut self, step: usize, _: &Row) {
+        // The other end may be gone: then there is nobody to wait for.
+        let _ = self.reached.send(step);
+        let _ = self.go_on.recv();
+    }
+}
+
+fn train(url: &str, folder: &std::path::Path, gate: Gate) {
+    let config = Config::default()
+        .with_base_url(url)
+        .with_api_key("tml-test")
+        .with_telemetry(false);
+    let service = ServiceClient::new(config).unwrap();
+    let tokenizer = service
+        .create_sampling_client(MODEL)
+        .unwrap()
+        .tokenizer()
+        .unwrap();
+    let data = Conversations::read(CHATS)
+        .unwrap()
+        .datums(&tokenizer, None)
+        .unwrap();
+    let mut run = Run::open(folder, Existing::Raise)
+        .unwrap()
+        .with_logger(gate);
+    let report = Supervised::new(MODEL)
+        .with_learning_rate(4e-3)
+        .with_max_steps(5)
+        .train(&service, &mut run, &Batches::new(data, 8).unwrap())
+        .unwrap();
+    report.close(&service).unwrap();
+}
+
+#[test]
+fn a_run_is_drawn_while_it_trains_and_its_checkpoint_talks() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let root = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().runs(root.path()).start().unwrap();
+    let url = server.base_url();
+    browser.go(&url);
+    browser.wait("document.querySelector('.empty h2').textContent === 'No runs yet'");
+    browser.wait("document.querySelector('#live').textContent === 'live'");
+
+    let (reached, steps) = bounded(1);
+    let (release, go_on) = bounded(16);
+    let training = thread::spawn({
+        let (url, folder) = (url.clone(), root.path().join("chats"));
+        move || train(&url, &folder, Gate { reached, go_on })
+    });
+    let next = || {
+        steps.recv().unwrap();
+        release.send(()).unwrap();
+    };
+    next();
+    steps.recv().unwrap();
+    // Two steps are written and training waits: the table shows a run under way.
+    browser.wait("document.querySelector('td.name a')?.textContent === 'chats'");
+    browser.wait("document.querySelector('.badge.running')");
+    browser.shoot("runs");
+
+    // By keyboard alone: to the row, into the run.
+    browser.keys("j");
+    browser.wait("document.activeElement.textContent === 'chats'");
+    browser.keys(ENTER);
+    let points = "document.querySelector('.chart path.curve')?.getAttribute('d').split('L').length";
+    browser.wait(&format!("{points} === 2"));
+    assert_eq!(
+        browser.value("document.querySelector('h1').textContent"),
+        "chats"
+    );
+    // The curve grows with the run, on the same page.
+    browser.value("window.kept = document.querySelector('.chart')");
+    release.send(()).unwrap();
+    steps.recv().unwrap();
+    browser.wait(&format!("{points} === 3"));
+    assert_eq!(
+        browser.value("window.kept === document.querySelector('.chart')"),
+        true
+    );
+    for _ in 0..3 {
+        release.send(()).unwrap();
+    }
+    while steps.recv().is_ok() {}
+    training.join().unwrap();
+    browser.wait("document.querySelector('.badge.completed')");
+    pointing_at_curves(&browser);
+    parts_of_a_run(&browser);
+    talking(&browser);
+    other_views(&browser);
+    browser.assert_quiet("");
+    on_a_phone_and_in_the_dark(&browser);
+    browser.assert_quiet("");
+}
+
+fn pointing_at_curves(browser: &Browser) {
+    browser.value("document.querySelector('.chart .plot').focus()");
+    browser.keys("\u{E014}\u{E014}");
+    browser.wait("document.querySelector('.readout').textContent.startsWith('step 1')");
+    browser.keys("+");
+    browser.wait("document.querySelector('.chart button').hidden === false");
+    browser.keys("\u{E00C}");
+    browser.wait("document.querySelector('.chart button').hidden === true");
+    browser.click("label.line input[type=checkbox]");
+    browser.wait("document.querySelector('.tinker-plot[data-log]')");
+    browser.shoot("run");
+}
+
+fn parts_of_a_run(browser: &Browser) {
+    let open = |name: &str| browser.click(&format!(".tabs a[href$='/{name}']"));
+    open("config");
+    browser.wait("document.querySelector('td.value').closest('table').textContent.includes('tinker-local/tiny')");
+    open("time");
+    browser.wait("document.querySelector('.lane i')");
+    open("log");
+    browser.wait("document.querySelector('.log').textContent.includes('Training completed')");
+    open("checkpoints");
+    browser.wait("document.querySelector('.facts code').textContent.startsWith('tinker://')");
+    open("rollouts");
+    browser.wait("document.querySelector('.empty h2').textContent === 'No rollouts'");
+}
+
+fn talking(browser: &Browser) {
+    browser.keys("2");
+    browser.click("td a.button");
+    browser.wait("document.querySelector('.side select')?.value.includes('sampler_weights')");
+    browser.keys("/");
+    browser.keys(&format!("Pig Latin: back{ENTER}"));
+    browser.wait("document.querySelector('.turn .who span')?.textContent.includes('tokens')");
+    browser.click("label.line:nth-of-type(2) input");
+    browser.click(".heat button");
+    browser.wait("document.querySelectorAll('.others .meter').length >= 5");
+    browser.shoot("chat");
+    // Two side by side, and what was said becomes data.
+    browser.click("label.line input");
+    browser.wait("document.querySelectorAll('.side').length === 2");
+    browser.click("button[title^='Adds this conversation']");
+    browser.wait("[...document.querySelectorAll('button')].some((one) => !one.hidden && one.textContent === 'Look at it')");
+    browser.value("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Look at it').click()");
+    browser.wait("document.querySelector('.tokens .w')?.textContent.length > 0 && location.hash === '#/data'");
+    browser.shoot("data");
+}
+
+fn other_views(browser: &Browser) {
+    browser.value("document.activeElement.blur()");
+    browser.keys("5");
+    browser.wait("[...document.querySelectorAll('td.mono')].some((cell) => cell.textContent.includes('forward_backward'))");
+    browser.shoot("server");
+    browser.keys("?");
+    browser.wait("document.querySelector('dialog[open] kbd')");
+    browser.keys(ENTER);
+    browser.wait("!document.querySelector('dialog[open]')");
+    // A checkpoint is deleted only after a question.
+    browser.keys("2");
+    browser.wait("document.querySelectorAll('button[aria-label^=Delete]').length === 2");
+    browser.click("button[aria-label^=Delete]");
+    browser.click("dialog button.danger");
+    browser.wait("document.querySelectorAll('button[aria-label^=Delete]').length === 1");
+}
+
+fn on_a_phone_and_in_the_dark(browser: &Browser) {
+    let ground = "getComputedStyle(document.documentElement).backgroundColor";
+    browser.size(375, 812);
+    browser.scheme("light");
+    let light = browser.value(ground);
+    browser.scheme("dark");
+    assert_ne!(browser.value(ground), light);
+    for view in [
+        "runs",
+        "run/0%2Fchats",
+        "run/0%2Fchats/config",
+        "run/0%2Fchats/time",
+        "checkpoints",
+        "chat",
+        "data",
+        "server",
+    ] {
+        browser.value(&format!("location.hash = '#/{view}'"));
+        browser.wait("document.querySelector('main h1') && !document.querySelector('main').textContent.includes('undefined')");
+        browser.wait("document.documentElement.scrollWidth <= innerWidth");
+        let small = "[...document.querySelectorAll('nav#nav a')].filter((link) => link.getBoundingClientRect().height < 40).length";
+        assert_eq!(
+            browser.value(small),
+            0,
+            "{view}: links too small for a finger"
+        );
+        let unnamed = "[...document.querySelectorAll('button, select, input, textarea')].filter((one) => \
+            !one.labels?.length && !one.getAttribute('aria-label') && !one.textContent.trim()).map((one) => one.outerHTML)";
+        assert_eq!(
+            browser.value(unnamed),
+            json!([]),
+            "{view}: controls without a name"
+        );
+        browser.shoot(&format!("phone-{}", view.replace(['/', '%'], "-")));
+    }
+}
+
+#[test]
+fn a_key_is_asked_for_in_a_form() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let server = LocalServer::builder().api_key("tml-right").start().unwrap();
+    browser.go(&server.base_url());
+    let enter = |key: &str| {
+        browser.wait("document.activeElement.id === 'key'");
+        browser.keys(&format!("{key}{ENTER}"));
+    };
+    enter("tml-wrong");
+    browser.wait("document.querySelector('.problem')?.textContent.includes('not valid')");
+    enter("tml-right");
+    browser.wait("document.querySelector('.empty h2')?.textContent === 'No runs yet'");
+    browser.wait("document.querySelector('#live').textContent === 'live'");
+    let address = browser.value("location.href");
+    assert_eq!(
+        address.as_str().unwrap().trim_end_matches('/'),
+        server.base_url()
+    );
+    assert_eq!(browser.value("document.cookie"), Value::from(""));
+    // The refusals are the point here; nothing else may be wrong.
+    browser.assert_quiet("401");
+}
