@@ -205,6 +205,17 @@ fn chats_stream_pieces_then_probabilities() {
             assert!(token[1].as_f64().unwrap() <= 0.0 && token[2].as_array().unwrap().len() == 5);
         }
     }
+    let mut thinking = wanted.clone();
+    thinking["prefill"] = json!("<think>hm</think>c");
+    let reply = ask(thinking);
+    let (_, done) = self::events(&reply.body).pop().unwrap();
+    let answer = &done["answers"][0];
+    assert_eq!(answer["thinking"], "hm", "{answer}");
+    assert!(
+        answer["content"].as_str().unwrap().starts_with('c'),
+        "{answer}"
+    );
+
     let refused = |field: &str, value: Value, expected: &str| {
         let mut body = wanted.clone();
         body[field] = value;

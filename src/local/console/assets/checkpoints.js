@@ -4,7 +4,7 @@ import { age, ask, bytes, copy, empty, field, get, h, options, patch, problem, s
 
 const LASTING = [["", "forever"], ["3600", "1 hour"], ["86400", "1 day"], ["604800", "7 days"], ["2592000", "30 days"]];
 
-export function open() {
+export function open({ world }) {
   const body = h("tbody");
   const note = h("div");
   const filter = h("input", { type: "search", placeholder: "Filter by path…", "aria-label": "Filter checkpoints", "data-filter": true, oninput: () => draw() });
@@ -15,6 +15,7 @@ export function open() {
     h("thead", {}, h("tr", {}, h("th", { scope: "col", "aria-label": "Pick two to compare" }), h("th", { scope: "col" }, "Checkpoint"), h("th", { scope: "col", class: "num phone-less" }, "Size"), h("th", { scope: "col", class: "num phone-less" }, "Saved"), h("th", { scope: "col", class: "num phone-less" }, "Expires"), h("th", { scope: "col" }, h("span", { class: "quiet" }, "Actions")))), body)));
   const picked = [];
   let list = null;
+  let saved = world.server?.figures.checkpoints;
 
   async function load() {
     try {
@@ -75,7 +76,7 @@ export function open() {
     const [run, name] = [one.tinker_path.split("/")[2], one.tinker_path.split("/").slice(4).join("/")];
     return h("tr", {},
       h("td", {}, samples ? h("input", { type: "checkbox", "aria-label": `Compare ${one.tinker_path}`, checked: picked.includes(one.tinker_path), onchange: (event) => pick(one.tinker_path, event.target.checked) }) : null),
-      h("td", { class: "path" }, h("div", { class: "row tight" }, h("b", { class: "cut" }, name), h("span", { class: `badge ${one.checkpoint_type === "sampler" ? "running-less" : ""}` }, what), one.public ? h("span", { class: "badge warn" }, "public") : null), h("div", { class: "mono quiet cut", title: one.tinker_path }, run)),
+      h("td", { class: "path" }, h("div", { class: "row tight" }, h("b", { class: "cut" }, name), h("span", { class: "badge" }, what), one.public ? h("span", { class: "badge warn" }, "public") : null), h("div", { class: "mono quiet cut", title: one.tinker_path }, run)),
       h("td", { class: "num phone-less" }, bytes(one.size_bytes)), h("td", { class: "num quiet phone-less" }, age(Date.parse(one.time))), h("td", { class: "num quiet phone-less" }, one.expires_at ? age(Date.parse(one.expires_at)) : "never"),
       h("td", {}, h("div", { class: "row tight end" }, samples ? h("a", { class: "button small", href: `#/chat?model=${encodeURIComponent(one.tinker_path)}`, "data-row": true }, "Chat") : null, h("button", { class: "small", onclick: () => copy(one.tinker_path) }, "Copy path"), h("button", { class: "small", onclick: () => lifetime(one) }, "Lifetime"), h("button", { class: "small", title: "A PEFT adapter as a tar archive", onclick: () => take(one) }, "Export"), h("button", { class: "small danger", "aria-label": `Delete ${one.tinker_path}`, onclick: () => remove(one) }, "Delete"))));
   }
@@ -84,7 +85,7 @@ export function open() {
   return {
     title: "Checkpoints",
     nodes: [h("div", { class: "row" }, h("h1", {}, "Checkpoints"), total, h("span", { class: "grow" }), compare, kind, filter), note, table],
-    // What is saved shows in the counts of requests, so any news of the server may be news here.
-    hear: (what) => { if (what !== "runs") load(); },
+    // The server counts what it saves.
+    hear: (kind, news) => { if (kind === "server" && news.figures.checkpoints !== saved) { saved = news.figures.checkpoints; load(); } },
   };
 }

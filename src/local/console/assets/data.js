@@ -64,5 +64,5 @@ function example(one) {
     if (runs.at(-1)?.kind === kind && runs.at(-1).weight === weight) runs.at(-1).text += text;
     else runs.push({ kind, weight, text });
   }
-  return h("div", { class: "card" }, h("div", { class: "row between quiet" }, h("span", {}, `line ${one.line}`), h("span", {}, `${count(one.tokens)} tokens, ${count(one.loss_tokens)} trained on`)), h("div", { class: "tokens" }, runs.map((run) => { const piece = h("span", { class: run.kind, title: `weight ${num(run.weight)}` }, run.text); return piece; }), one.cut ? h("span", { class: "quiet" }, " …") : null));
+  return h("div", { class: "card" }, h("div", { class: "row between quiet" }, h("span", {}, `line ${one.line}`), h("span", {}, `${count(one.tokens)} tokens, ${count(one.loss_tokens)} trained on`)), h("div", { class: "tokens" }, runs.map((run) => { const piece = h("span", { class: run.kind, title: `weight ${num(run.weight)}` }, run.text); piece.style.setProperty("--w", Math.min(1, 0.25 + 0.75 * run.weight)); return piece; }), one.cut ? h("span", { class: "quiet" }, " …") : null));
 }

@@ -40,17 +40,28 @@ export function open(args) {
     const facts = [run.model, `${run.steps} steps`, `${age(run.changed)}`].filter(Boolean).join(" · ");
     head.replaceChildren(h("div", { class: "row" }, h("a", { href: "#/runs", class: "quiet", "aria-label": "All runs" }, "Runs"), h("span", { class: "quiet" }, "/"), h("h1", { class: "cut" }, page.title), badge(run.status), h("span", { class: "grow" }), h("span", { class: "quiet" }, facts)),
       run.status === "running" && run.progress ? meter(run.progress) : "");
+    label();
     if (part) part.update();
     else show(tab);
+  }
+
+  /** The names of the parts, with how much there is in them. */
+  function label() {
+    const having = { rollouts: run.iterations.length, checkpoints: run.checkpoints.length };
+    if (!tabs.firstChild) tabs.append(...TABS.map(([key]) => h("a", { href: link(id, key) })));
+    TABS.forEach(([key, title], index) => {
+      const at = tabs.children[index];
+      at.textContent = having[key] ? `${title} ${having[key]}` : title;
+      key === tab ? at.setAttribute("aria-current", "page") : at.removeAttribute("aria-current");
+    });
   }
 
   function show(name) {
     if (part && name === tab) return;
     tab = name;
-    const having = { rollouts: run.iterations.length, checkpoints: run.checkpoints.length };
-    tabs.replaceChildren(...TABS.map(([key, title]) => h("a", { href: link(id, key), "aria-current": key === tab ? "page" : null }, title, having[key] ? ` ${having[key]}` : "")));
+    label();
     part?.close?.();
-    part = PARTS[tab]?.({ id, run: () => run, others: () => others, over: () => over, choose: (other) => { over = other; part.update(); }, world: args.world }) ?? PARTS.curves;
+    part = (PARTS[tab] ?? curves)({ id, run: () => run, others: () => others, over: () => over, choose: (other) => { over = other; part.update(); }, world: args.world });
     place.replaceChildren(...[part.nodes].flat());
     part.update();
   }
