@@ -9,8 +9,10 @@ use tempfile::TempDir;
 
 use crate::support::http;
 
-/// How long the page may take to become what a test waits for. Only a failing test takes it.
-const PATIENCE_MILLIS: u64 = 240_000;
+/// How long one look at the page waits for what a test waits for, and how many there are. Only a
+/// failing test takes them all.
+const LOOK_MILLIS: u64 = 30_000;
+const LOOKS: usize = 10;
 
 #[allow(clippy::print_stderr, reason = "whoever runs the tests should know")]
 fn skip() {
@@ -76,7 +78,7 @@ impl Browser {
             "browserName": "chrome",
             "goog:chromeOptions": {"args": arguments},
             "goog:loggingPrefs": {"browser": "ALL"},
-            "timeouts": {"script": PATIENCE_MILLIS, "pageLoad": PATIENCE_MILLIS},
+            "timeouts": {"script": 2 * LOOK_MILLIS, "pageLoad": 2 * LOOK_MILLIS},
         }}});
         let mut browser = Self {
             driver,
@@ -119,15 +121,21 @@ impl Browser {
     #[track_caller]
     pub(crate) fn wait(&self, expression: &str) {
         let script = format!(
-            "const done = arguments[0], end = Date.now() + {PATIENCE_MILLIS} - 5000;\
+            "const done = arguments[0], end = Date.now() + {LOOK_MILLIS};\
              (function look() {{\
                let met = false; try {{ met = Boolean({expression}); }} catch (error) {{}}\
                if (met) done(''); else if (Date.now() > end) done(location.hash + ' ' + document.body.innerText);\
                else setTimeout(look, 30);\
              }})();"
         );
-        let seen = self.post("/execute/async", json!({"script": script, "args": []}));
-        assert_eq!(seen, "", "waited in vain for {expression}");
+        let mut seen = Value::Null;
+        for _ in 0..LOOKS {
+            seen = self.post("/execute/async", json!({"script": script, "args": []}));
+            if seen == "" {
+                return;
+            }
+        }
+        panic!("waited in vain for {expression}; the page: {seen}");
     }
 
     /// Types into whatever has the focus, as a keyboard does. `\u{E007}` is Enter.

@@ -159,7 +159,7 @@ fn talking(browser: &Browser) {
     browser.click("label.line input");
     browser.wait("document.querySelectorAll('.side').length === 2");
     browser.click("button[title^='Adds this conversation']");
-    browser.wait("[...document.querySelectorAll('button')].some((one) => !one.hidden && one.textContent === 'Look at it')");
+    browser.wait("[...document.querySelectorAll('button')].some((one) => one.offsetParent && one.textContent === 'Look at it')");
     browser.value("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Look at it').click()");
     browser.wait("document.querySelector('.tokens .w')?.textContent.length > 0 && location.hash === '#/data'");
     browser.shoot("data");

@@ -229,16 +229,17 @@ fn chats_stream_pieces_then_probabilities() {
     refused("mesages", json!([]), "mesages");
 }
 
-/// The events of a stream, by kind.
+/// The events of a stream, by kind. Lines between them say how long the next chunk is.
 fn events(body: &[u8]) -> Vec<(String, Value)> {
     let text = String::from_utf8(body.to_vec()).unwrap();
-    let events = text.split("\n\n").filter(|event| !event.is_empty());
-    let read = |event: &str| {
-        let (kind, data) = event.split_once("\ndata: ").unwrap();
-        let kind = kind.strip_prefix("event: ").unwrap();
-        (kind.to_owned(), serde_json::from_str(data).unwrap())
-    };
-    events.map(read).collect()
+    let (mut kind, mut events) = ("", Vec::new());
+    for line in text.lines() {
+        kind = line.strip_prefix("event: ").unwrap_or(kind);
+        if let Some(data) = line.strip_prefix("data: ") {
+            events.push((kind.to_owned(), serde_json::from_str(data).unwrap()));
+        }
+    }
+    events
 }
 
 #[test]

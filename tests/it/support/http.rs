@@ -76,8 +76,8 @@ fn read_reply(mut from: impl BufRead) -> std::io::Result<Reply> {
     loop {
         line.clear();
         from.read_line(&mut line)?;
-        match line.trim_end().split_once(": ") {
-            Some((name, value)) => headers.push((name.to_owned(), value.to_owned())),
+        match line.split_once(':') {
+            Some((name, value)) => headers.push((name.to_owned(), value.trim().to_owned())),
             None => break,
         }
     }
