@@ -29,6 +29,14 @@
 //! that rewards have something to improve, and it has never seen Pig Latin, so that examples have
 //! something to teach. It knows nothing else: it is for trying programs out.
 //!
+//! # The console
+//!
+//! At `/` there is a page to look at: runs while they train ([`Builder::runs`] says in which folders),
+//! checkpoints, chats with the probability of each token, data as the model reads it, and the server's
+//! own figures. [`ConsoleServer`] shows the page over run folders alone.
+//!
+//! # Faults
+//!
 //! For tests of your own clients it can also have a [bad day](Fault), be slow
 //! ([`Builder::latency`]), switch every [configuration flag](Builder::flag), and
 //! [remember what it was asked](LocalServer::requests).
