@@ -15,6 +15,8 @@ use crate::wire::reply::Completion;
 
 /// A result that was sent once is kept this long, in case the reply was lost on its way.
 const KEEP_SENT: Duration = Duration::from_secs(120);
+/// Of those, this many at most: whoever missed one asks again soon.
+const KEEP_SENT_COUNT: usize = 8192;
 /// A result nobody asked for is kept this long.
 const KEEP_UNSENT: Duration = Duration::from_secs(3600);
 /// When results kept exceed this many bytes, the oldest go: first those sent, then any.
@@ -123,6 +125,8 @@ struct Log {
     /// How many were dropped from the front: the cursor of the first one kept.
     start: u64,
     kept: VecDeque<Completion>,
+    /// Whether a client has ever asked; others fetch their results one by one.
+    is_polled: bool,
     changed: Arc<Notify>,
 }
 
@@ -287,7 +291,10 @@ impl Futures {
         until: tokio::time::Instant,
     ) -> (Vec<Completion>, u64) {
         loop {
-            let changed = self.log(channel, |log| log.changed.clone());
+            let changed = self.log(channel, |log| {
+                log.is_polled = true;
+                log.changed.clone()
+            });
             let notified = changed.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
@@ -307,19 +314,27 @@ impl Futures {
     /// Drops what nobody will ask for any more.
     pub(in crate::local) fn sweep(&self, now: Instant) {
         let mut shelf = lock(&self.shelf);
-        let expired: Vec<String> = shelf
-            .finished
-            .iter()
-            .filter(|id| shelf.is_expired(id, now))
-            .cloned()
-            .collect();
+        let mut sent = 0;
+        let is_over = |id: &&String| {
+            sent += usize::from(shelf.was_sent(id));
+            shelf.is_expired(id, now) || (shelf.was_sent(id) && sent > KEEP_SENT_COUNT)
+        };
+        let newest_first = shelf.finished.iter().rev();
+        let expired: Vec<String> = newest_first.filter(is_over).cloned().collect();
         for id in &expired {
             shelf.remove(id);
         }
         let Shelf {
-            entries, finished, ..
+            entries,
+            finished,
+            channels,
+            ..
         } = &mut *shelf;
         finished.retain(|id| entries.contains_key(id));
+        channels.retain(|_, log| {
+            log.drop_front(|id| !entries.contains_key(id));
+            log.is_polled || !log.kept.is_empty()
+        });
         while shelf.bytes > KEEP_BYTES {
             let Some(id) = shelf.oldest() else { break };
             shelf.remove(&id);
@@ -355,6 +370,13 @@ impl Shelf {
         }
     }
 
+    fn was_sent(&self, id: &str) -> bool {
+        matches!(
+            self.entries.get(id).map(|entry| &entry.state),
+            Some(State::Finished { sent: Some(_), .. })
+        )
+    }
+
     fn is_expired(&self, id: &str, now: Instant) -> bool {
         match self.entries.get(id).map(|entry| &entry.state) {
             Some(State::Finished { at, sent, .. }) => match sent {
@@ -368,18 +390,24 @@ impl Shelf {
 
     /// The result to give up first: the oldest that was sent, or else the oldest.
     fn oldest(&self) -> Option<String> {
-        let was_sent = |id: &&String| {
-            matches!(
-                self.entries.get(*id).map(|entry| &entry.state),
-                Some(State::Finished { sent: Some(_), .. })
-            )
-        };
-        let oldest = self.finished.iter().find(was_sent);
+        let oldest = self.finished.iter().find(|id| self.was_sent(id));
         oldest.or_else(|| self.finished.front()).cloned()
     }
 }
 
 impl Log {
+    /// Drops what nobody can ask for any more, from the front.
+    fn drop_front(&mut self, is_gone: impl Fn(&str) -> bool) {
+        while self
+            .kept
+            .front()
+            .is_some_and(|first| is_gone(first.request_id()))
+        {
+            self.kept.pop_front();
+            self.start += 1;
+        }
+    }
+
     /// Everything from the cursor on. What lies before it the client has seen, so it goes.
     fn after(&mut self, cursor: u64) -> (Vec<Completion>, u64) {
         while self.start < cursor && self.kept.pop_front().is_some() {
@@ -430,6 +458,25 @@ mod tests {
     }
 
     #[test]
+    fn of_results_that_were_sent_the_latest_stay() {
+        let futures = Futures::default();
+        let total = KEEP_SENT_COUNT + 10;
+        for number in 0..total {
+            let id = number.to_string();
+            futures.open(&id, None, None);
+            futures.finish(&id, done("{}"));
+            if number > 0 {
+                futures.sent(&id);
+            }
+        }
+        futures.sweep(Instant::now());
+        let is_there = |number: usize| matches!(futures.look(&number.to_string()), Look::Done(_));
+        assert!(is_there(0), "nobody has asked for it yet");
+        assert!(!is_there(9) && is_there(10) && is_there(total - 1));
+        assert_eq!(futures.kept().0, KEEP_SENT_COUNT + 1);
+    }
+
+    #[test]
     fn completions_repeat_until_the_cursor_moves() {
         let futures = Futures::default();
         let channel = ("s".to_owned(), 0);
@@ -445,5 +492,21 @@ mod tests {
         assert_eq!((seen(2).0.len(), seen(2).1), (0, 2));
         futures.acknowledge(&["a".into()]);
         assert!(matches!(futures.look("a"), Look::Unknown));
+    }
+
+    /// A sampler whose client fetches results one by one has nobody who reads its completions.
+    #[test]
+    fn completions_that_nobody_asks_for_go_with_their_results() {
+        let futures = Futures::default();
+        let channel = ("s".to_owned(), 0);
+        for number in 0..100 {
+            let id = number.to_string();
+            futures.open(&id, Some(channel.clone()), None);
+            futures.finish(&id, done("{}"));
+            futures.sent(&id);
+        }
+        assert_eq!(lock(&futures.shelf).channels[&channel].kept.len(), 100);
+        futures.sweep(Instant::now() + KEEP_SENT * 2);
+        assert!(lock(&futures.shelf).channels.is_empty());
     }
 }

@@ -9,7 +9,7 @@ use crate::sync::lock;
 use crate::types::Timestamp;
 
 /// How many spans are remembered, over all sessions.
-const SPANS: usize = 50_000;
+const SPANS: usize = 10_000;
 
 /// One request's time at work.
 #[derive(Debug, Clone)]

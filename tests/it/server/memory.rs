@@ -11,7 +11,7 @@ use super::process::Process;
 #[test]
 fn samplers_left_behind_take_no_memory() {
     let long = std::env::var("TINKER_TEST_LONG").is_ok();
-    let (steps, settled) = if long { (10_000, 1000) } else { (48, 16) };
+    let (steps, settled) = if long { (10_000, 4000) } else { (48, 16) };
     let process = Process::start(["--adapter-memory", "8"]);
     let caller = Caller::at(process.url.clone());
     let model = caller.model(0);
@@ -33,6 +33,13 @@ fn samplers_left_behind_take_no_memory() {
         if step == settled {
             start = process.memory();
         }
+        if step % 1000 == 999 {
+            println!(
+                "{} KiB after {} steps",
+                process.memory().unwrap_or(0.0),
+                step + 1
+            );
+        }
     }
     let end = process.memory();
     // The first one has long been on disk, and gives what it gave.
@@ -48,7 +55,8 @@ fn samplers_left_behind_take_no_memory() {
     if let (Some(start), Some(end)) = (start, end) {
         let slope = (end - start) / f64::from(steps - settled);
         println!("{start} KiB after {settled} steps, {end} after {steps}: {slope:.1} KiB a step");
-        let allowed = if long { 20.0 } else { 800.0 };
+        // What is kept of a sampler is its name and where its adapter lies.
+        let allowed = if long { 2.0 } else { 800.0 };
         assert!(slope < allowed, "{slope} KiB a step");
     }
 }

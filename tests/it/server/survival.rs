@@ -188,22 +188,19 @@ fn a_request_that_was_accepted_and_never_ran_is_missed_by_whoever_asks_for_it() 
 }
 
 #[test]
-fn a_model_whose_client_fell_silent_leaves_a_checkpoint() {
+fn a_model_whose_client_does_not_come_back_leaves_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let builder = || LocalServer::builder().data(folder.path());
-    let silence = std::time::Duration::from_millis(500);
-    let server = builder().session_timeout(silence).start().unwrap();
+    let server = builder().start().unwrap();
     let caller = Caller::new(&server);
     let model = caller.model(0);
-    let mut seq_id = 1;
-    while caller
-        .post("session_heartbeat", json!({"session_id": caller.session}))
-        .status
-        == 200
-        && seq_id < 3
-    {
-        model.train(&mut seq_id, TEXT);
-    }
+    model.train(&mut 1, TEXT);
+    drop(server);
+
+    let impatient = builder().session_timeout(std::time::Duration::from_millis(1));
+    let server = impatient.start().unwrap();
+    let caller = again(&caller, &server.base_url());
+    let model = model.at(&caller);
     // Asking after the model is no sign of life.
     while model.info_status() == 200 {}
     let listed = caller.get(&format!("training_runs/{}/checkpoints", model.id));
