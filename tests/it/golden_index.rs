@@ -19,6 +19,7 @@ const GOLDEN: &[(&str, &str)] = &[
         "fwdbwd_request.json",
         "src/wire/conformance/golden.rs tests/it/golden_types.rs",
     ),
+    ("generate.py", "none: makes the others"),
     ("http_capture.json", "src/wire/conformance/golden.rs"),
     (
         "json_dialect_requests.json",
