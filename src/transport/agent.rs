@@ -138,7 +138,6 @@ fn size(pool: Pool, sockets: &Sockets) -> (usize, usize, usize, usize) {
     let (agents, idle, input, output) = match pool {
         Pool::Session => (1, 8, 16 * KB, 16 * KB),
         Pool::Train => (1, 64, 16 * KB, 128 * KB),
-        Pool::Sample => (16, 64, 10 * KB, 8 * KB),
         // Room for the headers of both directions, a long token included. ureq wants 10 kB of
         // input to send a body and would move to a larger buffer for it.
         Pool::Retrieve => (32, 128, 10 * KB, 6 * KB),
@@ -148,8 +147,10 @@ fn size(pool: Pool, sockets: &Sockets) -> (usize, usize, usize, usize) {
     };
     // Idle connections are descriptors too: no more of them than may be in use.
     let most = match pool {
-        Pool::Sample => sockets.posts.max(sockets.polled_posts),
-        Pool::Retrieve => sockets.flights.saturating_add(sockets.waits),
+        // With a poller there are no flights, and submissions and fetches take no more together.
+        Pool::Retrieve => [sockets.flights, sockets.posts, sockets.waits]
+            .into_iter()
+            .fold(0, usize::saturating_add),
         _ => sockets.others,
     };
     let agents = agents.min(most.div_ceil(idle));

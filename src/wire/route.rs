@@ -18,9 +18,8 @@ pub(crate) enum Pool {
     Session,
     /// Submissions of a model's queue.
     Train,
-    /// Submissions of samples.
-    Sample,
-    /// Long polls for one result, and cancellations.
+    /// Submissions of samples, long polls for one result, and cancellations. A thread that has
+    /// submitted a sample waits for it, so both go over one connection.
     Retrieve,
     /// Long polls for many results.
     Poll,
@@ -32,10 +31,9 @@ pub(crate) enum Pool {
 
 impl Pool {
     /// Every pool, in the order of declaration.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Session,
         Self::Train,
-        Self::Sample,
         Self::Retrieve,
         Self::Poll,
         Self::Telemetry,
@@ -47,7 +45,6 @@ impl Pool {
         match self {
             Self::Session => "session",
             Self::Train => "train",
-            Self::Sample => "sample",
             Self::Retrieve => "retrieve",
             Self::Poll => "poll",
             Self::Telemetry => "telemetry",
@@ -262,7 +259,7 @@ pub(crate) const UNLOAD_MODEL: Route =
 pub(crate) const CREATE_SAMPLING_SESSION: Route =
     Route::post("create_sampling_session", Pool::Session).once();
 pub(crate) const JOIN_SAMPLING_SESSION: Route = Route::post("join_sampling_session", Pool::Session);
-pub(crate) const ASAMPLE: Route = Route::post("asample", Pool::Sample).retries(0);
+pub(crate) const ASAMPLE: Route = Route::post("asample", Pool::Retrieve).retries(0);
 pub(crate) const GET_SAMPLER: Route = Route::rest(Get, "samplers/{id}", "get_sampler");
 
 /// The future loops repeat it themselves.

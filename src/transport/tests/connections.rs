@@ -55,6 +55,19 @@ fn connections_are_reused_within_a_pool_and_never_between_pools() {
     assert_eq!(server.connections(), Pool::ALL.len());
 }
 
+/// A thread submits a sample and then waits for it: one connection, and with TLS one handshake.
+#[test]
+fn a_sample_and_its_result_share_a_connection() {
+    let server = Server::start();
+    let transport = transport(&server);
+    for route in [&route::ASAMPLE, &route::RETRIEVE_FUTURE] {
+        server.always("POST", &route.fixed_path(), hello());
+        let request = Request::to(route, route.fixed_path());
+        transport.exchange(&request).unwrap();
+    }
+    assert_eq!(server.connections(), 1);
+}
+
 #[test]
 fn a_wide_pool_keeps_its_connections() {
     const WIDTH: usize = 64;

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::*;
 use crate::config::Timeout;
 use crate::scripted::{Gate, Recorded, Reply, Server};
-use crate::wire::route::API_PREFIX;
+use crate::wire::route::{self, API_PREFIX};
 
 fn config(server: &Server) -> Config {
     Config::default().with_base_url(server.url())
