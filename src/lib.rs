@@ -72,6 +72,8 @@
 
 pub mod error;
 
+mod files;
+
 mod sync;
 
 #[cfg(any(feature = "text", feature = "local"))]

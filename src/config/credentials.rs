@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::Secret;
 use crate::error::{Context, Error, Result};
+use crate::files::{folder_of, replace};
 
 /// The file that holds API keys between runs, shared with the Python SDK.
 ///
@@ -210,43 +211,20 @@ impl CredentialStore {
     /// [`Error::Credentials`] when the file cannot be read, locked or written.
     pub fn update<T>(&self, change: impl FnOnce(&mut StoredKeys) -> T) -> Result<T> {
         let fail = |error| self.problem("cannot be written; check the folder's permissions", error);
-        let folder = self.folder();
-        create_private_folder(folder).map_err(fail)?;
-        let lock = private_file(&self.sibling("lock"), false).map_err(fail)?;
+        create_private_folder(folder_of(&self.path)).map_err(fail)?;
+        let lock = private_file(&self.lock_file()).map_err(fail)?;
         lock.lock().map_err(fail)?;
         let mut keys = self.load()?;
         let outcome = change(&mut keys);
-        self.replace(&keys).map_err(fail)?;
+        let text = serde_json::to_string_pretty(&keys).map_err(|error| fail(error.into()))?;
+        replace(&self.path, &[text.as_bytes()], private_file).map_err(fail)?;
         Ok(outcome)
     }
 
-    fn replace(&self, keys: &StoredKeys) -> io::Result<()> {
-        // Only one writer holds the lock, yet a crashed one may have left its file behind.
-        let temporary = self.sibling(&format!("{}.tmp", std::process::id()));
-        let text = serde_json::to_string_pretty(keys)?;
-        let written = private_file(&temporary, true).and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&temporary, &self.path)
-        });
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written
-    }
-
-    fn folder(&self) -> &Path {
-        match self.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        }
-    }
-
-    /// A hidden file beside the store's.
-    fn sibling(&self, suffix: &str) -> PathBuf {
+    /// A hidden file beside the store's, on which writers wait for each other.
+    fn lock_file(&self) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default();
-        self.folder()
-            .join(format!(".{}.{suffix}", name.to_string_lossy()))
+        folder_of(&self.path).join(format!(".{}.lock", name.to_string_lossy()))
     }
 
     fn problem(&self, what: &str, error: io::Error) -> Error {
@@ -266,9 +244,9 @@ fn create_private_folder(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-fn private_file(path: &Path, truncate: bool) -> io::Result<File> {
+fn private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(truncate);
+    options.write(true).create(true).truncate(false);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.open(path)

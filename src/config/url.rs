@@ -2,23 +2,19 @@
 
 use super::DEFAULT_BASE_URL;
 use crate::error::{Context, Error, Result};
+use crate::types::url::Url;
 
 /// Host and port of a URL, without user information.
 pub(super) fn host_of(url: &str) -> Option<&str> {
-    let rest = url.split_once("://")?.1;
-    let authority = rest.split(['/', '?', '#']).next()?;
-    Some(
-        authority
-            .rsplit_once('@')
-            .map_or(authority, |(_, host)| host),
-    )
+    Url::split(url).map(Url::address)
 }
 
-/// The password a URL carries.
+/// The password a URL carries; a proxy's may have no scheme.
 pub(super) fn password_of(url: &str) -> Option<&str> {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let authority = rest.split(['/', '?', '#']).next()?;
-    let (user, _) = authority.rsplit_once('@')?;
+    let user = match Url::split(url) {
+        Some(url) => url.user()?,
+        None => url.rsplit_once('@')?.0,
+    };
     user.split_once(':').map(|(_, password)| password)
 }
 
@@ -31,26 +27,22 @@ pub(super) fn normal_url(url: &str) -> Result<String> {
             "the base URL `{shown}` {problem}; give one such as {DEFAULT_BASE_URL} or http://127.0.0.1:8000"
         ))))
     };
-    let Some((scheme, rest)) = url.split_once("://") else {
+    let Some(parts) = Url::split(url) else {
         return refuse("has no scheme (http:// or https://)");
     };
-    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
+    if !["http", "https"].contains(&parts.scheme.to_ascii_lowercase().as_str()) {
         return refuse("is neither http nor https");
     }
-    if rest.contains(['?', '#']) {
+    if parts.rest.contains(['?', '#']) {
         return refuse("must not have a query or a fragment");
     }
-    if rest.chars().any(|c| c.is_whitespace() || c.is_control()) {
+    if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return refuse("contains white space");
     }
-    let authority = rest.split('/').next().unwrap_or_default();
-    if authority.contains('@') {
+    if parts.user().is_some() {
         return refuse("must not carry a user or password; set the API key instead");
     }
-    let (host, port) = match authority.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
-        _ => (authority, None),
-    };
+    let (host, port) = parts.host_and_port();
     if host.is_empty() {
         return refuse("has no host");
     }
@@ -70,19 +62,16 @@ pub(crate) struct Origin {
 
 /// The origin of an `http` or `https` URL.
 pub(crate) fn origin(url: &str) -> Option<Origin> {
-    let (scheme, rest) = url.split_once("://")?;
-    let (scheme, default_port) = match scheme.to_ascii_lowercase().as_str() {
+    let url = Url::split(url)?;
+    let (scheme, default_port) = match url.scheme.to_ascii_lowercase().as_str() {
         "http" => ("http", 80),
         "https" => ("https", 443),
         _ => return None,
     };
-    let authority = rest.split(['/', '?', '#']).next()?;
-    let authority = authority
-        .rsplit_once('@')
-        .map_or(authority, |(_, host)| host);
-    let (host, port) = match authority.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
-        _ => (authority, default_port),
+    let (host, port) = url.host_and_port();
+    let port = match port {
+        Some(port) => port.parse().ok()?,
+        None => default_port,
     };
     (!host.is_empty()).then(|| Origin {
         scheme,

@@ -1,10 +1,10 @@
 //! Time as a value: real, or driven by a test that wants the list of delays.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::stop::{Flag, Stop};
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait, wait_for, wait_while};
 
 /// Where the runtime gets the time from and how it waits.
 ///
@@ -61,7 +61,7 @@ impl Clock {
         if let Self::Recorded(recording) = self {
             let beating = lock(&recording.beating);
             let fewer = |beating: &mut Vec<_>| beating.len() < count;
-            drop(recording.arrived.wait_while(beating, fewer));
+            drop(wait_while(&recording.arrived, beating, None, fewer));
         }
     }
 
@@ -112,10 +112,7 @@ impl Clock {
     ) -> MutexGuard<'a, T> {
         let soonest = [limit, beat].into_iter().flatten().min();
         match (self, limit, soonest) {
-            (Self::Real, _, Some(limit)) => {
-                let waited = changed.wait_timeout(guard, limit);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
+            (Self::Real, _, Some(limit)) => wait_for(changed, guard, limit),
             (Self::Real, ..) | (Self::Recorded(_), None, _) => wait(changed, guard),
             (Self::Recorded(recording), Some(limit), _) => {
                 let mut state = lock(&recording.state);
@@ -137,11 +134,7 @@ impl Clock {
         recording.arrived.notify_all();
         let guard = lock(&stop.0.0);
         let early = || due.is_none_or(|due| self.now() < due);
-        let stopped = *stop
-            .0
-            .1
-            .wait_while(guard, |set| !*set && early())
-            .unwrap_or_else(PoisonError::into_inner);
+        let stopped = *wait_while(&stop.0.1, guard, None, |set| !*set && early());
         let mut beating = lock(&recording.beating);
         if let Some(mine) = beating.iter().position(|flag| Arc::ptr_eq(flag, &stop.0)) {
             beating.swap_remove(mine);

@@ -1,9 +1,9 @@
 //! Ending as a value: a flag that wakes whoever waits.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock, wait_while};
 
 /// A flag that many threads may wait on; once set it stays set.
 #[derive(Debug, Clone, Default)]
@@ -30,21 +30,7 @@ impl Stop {
     /// Waits until the flag is set or the time is up; `None` waits for the flag alone.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
         let guard = lock(&self.0.0);
-        match limit {
-            None => *self
-                .0
-                .1
-                .wait_while(guard, |set| !*set)
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                *self
-                    .0
-                    .1
-                    .wait_timeout_while(guard, limit, |set| !*set)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
-        }
+        *wait_while(&self.0.1, guard, limit, |set| !*set)
     }
 }
 

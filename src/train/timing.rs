@@ -1,9 +1,10 @@
 //! Where the time of a step went: named spans, from any thread.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::row::Row;
+use crate::sync::lock;
 
 /// One span of a [`Timing`].
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +56,7 @@ impl Timing {
         let result = work();
         let end = self.started.elapsed();
         let name = name.to_owned();
-        self.lock().push(Span { name, start, end });
+        lock(&self.spans).push(Span { name, start, end });
         result
     }
 
@@ -67,7 +68,7 @@ impl Timing {
     /// The spans as metrics: `time/<name>` of one that ran once, `:total`, `:count`, `:mean` and
     /// `:max` of one that ran several times.
     pub fn metrics(&self) -> Row {
-        let spans = self.lock();
+        let spans = lock(&self.spans);
         let mut names: Vec<&str> = Vec::new();
         for span in spans.iter() {
             if !names.contains(&span.name.as_str()) {
@@ -94,7 +95,7 @@ impl Timing {
 
     /// The spans as a line of `timing_spans.jsonl`; times are in seconds since the earliest span.
     pub fn line(&self, step: usize) -> Row {
-        let spans = self.lock();
+        let spans = lock(&self.spans);
         let earliest = spans
             .iter()
             .map(|span| span.start)
@@ -111,10 +112,6 @@ impl Timing {
         Row::new()
             .with("step", step)
             .with("spans", list.collect::<Vec<Row>>())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Span>> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

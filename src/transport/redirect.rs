@@ -1,6 +1,7 @@
 //! Where a redirect leads and what may travel there.
 
 use crate::config::origin;
+use crate::types::url::Url;
 use crate::wire::route::Method;
 
 /// How many redirects one request follows.
@@ -68,10 +69,12 @@ pub(super) fn same_origin(one: &str, other: &str) -> bool {
 /// Resolves a `Location` against the URL it came from.
 fn join(from: &str, location: &str) -> Option<String> {
     let location = location.trim().split('#').next()?;
-    let (scheme, rest) = from.split_once("://")?;
-    let authority_end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, path) = rest.split_at(authority_end);
-    let path = path.split(['?', '#']).next()?;
+    let Url {
+        scheme,
+        authority,
+        rest,
+    } = Url::split(from)?;
+    let path = rest.split(['?', '#']).next()?;
     if location.is_empty() {
         return None;
     }

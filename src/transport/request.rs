@@ -7,6 +7,7 @@ use std::path::Path;
 use ureq::http::HeaderMap;
 
 use crate::config::{Secret, Timeout};
+use crate::types::url::Url;
 use crate::wire::route::{Method, Pool, Route};
 
 /// One attempt at one request. Everything it borrows can be sent again, so a retry loop builds it
@@ -129,8 +130,8 @@ impl<'a> Request<'a> {
 
 /// A signed URL must not be shown, so whole URLs are named by their host only.
 fn label_of(method: Method, path: &str) -> String {
-    let shown = match path.split_once("://") {
-        Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or_default(),
+    let shown = match Url::split(path) {
+        Some(url) => url.address(),
         None => path
             .strip_prefix(crate::wire::route::API_PREFIX)
             .unwrap_or(path)

@@ -42,6 +42,7 @@ pub(crate) mod telemetry;
 mod tensor;
 mod time;
 mod training;
+pub(crate) mod url;
 
 pub use checkpoint_ref::CheckpointRef;
 pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};

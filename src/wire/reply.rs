@@ -291,6 +291,9 @@ fn is_text(value: &Option<Value>, text: &str) -> bool {
 /// The media type of protobuf messages.
 pub(crate) const PROTOBUF: &str = "application/x-protobuf";
 
+/// What a result that has a protobuf form may come as: servers of the JSON era know only the second.
+pub(crate) const RESULT_TYPES: &str = "application/x-protobuf, application/json";
+
 /// Whether a `Content-Type` announces protobuf.
 pub(crate) fn is_protobuf(content_type: Option<&str>) -> bool {
     content_type.is_some_and(|kind| kind.contains(PROTOBUF))

@@ -13,18 +13,41 @@
 )]
 
 mod sync {
+    use std::time::Duration;
+
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
+    const WHOLE: &str = "no thread of a model panics and goes on";
+
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex
-            .lock()
-            .expect("no thread of a model panics and goes on")
+        mutex.lock().expect(WHOLE)
     }
 
     pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        changed
-            .wait(guard)
-            .expect("no thread of a model panics and goes on")
+        changed.wait(guard).expect(WHOLE)
+    }
+
+    pub(crate) fn wait_for<'a, T>(
+        changed: &Condvar,
+        guard: MutexGuard<'a, T>,
+        limit: Duration,
+    ) -> MutexGuard<'a, T> {
+        changed.wait_timeout(guard, limit).expect(WHOLE).0
+    }
+
+    pub(crate) fn wait_while<'a, T>(
+        changed: &Condvar,
+        guard: MutexGuard<'a, T>,
+        limit: Option<Duration>,
+        condition: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        match limit {
+            None => changed.wait_while(guard, condition).expect(WHOLE),
+            Some(limit) => {
+                let waited = changed.wait_timeout_while(guard, limit, condition);
+                waited.expect(WHOLE).0
+            }
+        }
     }
 }
 

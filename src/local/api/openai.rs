@@ -1,6 +1,6 @@
 //! The OpenAI-compatible endpoints: what a request means and how its answer looks.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -14,6 +14,7 @@ use crate::local::engine;
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::now;
 use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
+use crate::sync::lock;
 use crate::types::{CheckpointKind, TinkerPath};
 
 /// What both endpoints take. Unknown fields are ignored, as other servers do.
@@ -166,12 +167,12 @@ struct Whole(Mutex<Option<oneshot::Sender<Vec<Choice>>>>);
 
 impl Audience for Whole {
     fn piece(&self, _: &Progress<'_>) -> bool {
-        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = lock(&self.0);
         sender.as_ref().is_some_and(|sender| !sender.is_closed())
     }
 
     fn end(&self, choices: Vec<Choice>) {
-        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sender = lock(&self.0);
         if let Some(sender) = sender.take() {
             // The client may have left.
             let _ = sender.send(choices);

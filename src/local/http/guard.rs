@@ -10,6 +10,7 @@ use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HeaderName, VARY};
 use hyper::{Method, StatusCode};
 
 use super::{Refusal, Reply, Request};
+use crate::types::url::host_and_port;
 use crate::wire::reply::PROTOBUF;
 
 /// The names this server answers to, and the sites whose pages may use it.
@@ -52,7 +53,7 @@ impl Guard {
     }
 
     fn knows(&self, host: &str) -> bool {
-        let name = without_port(host).to_ascii_lowercase();
+        let name = host_and_port(host).0.to_ascii_lowercase();
         let address = name.trim_start_matches('[').trim_end_matches(']');
         name == "localhost"
             || name.ends_with(".localhost")
@@ -117,13 +118,6 @@ pub(super) fn allow(reply: Reply, origin: &str) -> Reply {
     reply
         .with_header(ACCESS_CONTROL_ALLOW_ORIGIN, origin)
         .with_header(VARY, "origin")
-}
-
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    }
 }
 
 #[cfg(test)]

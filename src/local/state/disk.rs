@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,9 +10,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Context, Error, Result};
+use crate::files::{PARTIAL, folder_of, replace, sync_folder};
 
-/// What half-written files are called until they are complete.
-const PARTIAL: &str = ".partial";
 /// The version of the records written here. Fields may be added without raising it.
 const VERSION: u64 = 1;
 
@@ -23,23 +22,9 @@ pub(in crate::local) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// The same for content that lies in several places.
 pub(super) fn write_parts(path: &Path, parts: &[&[u8]]) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let attempt = || -> io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let partial = folder.join(format!("{}{PARTIAL}", uuid::Uuid::new_v4()));
-        let mut file = File::create(&partial)?;
-        let written = parts.iter().try_for_each(|part| file.write_all(part));
-        let written = written.and_then(|()| file.sync_all());
-        drop(file);
-        let renamed = written.and_then(|()| fs::rename(&partial, path));
-        if renamed.is_err() {
-            // Whatever failed is reported; the leftover is swept at the next start at the latest.
-            let _ = fs::remove_file(&partial);
-        }
-        renamed?;
-        sync_folder(folder)
-    };
-    attempt().map_err(|error| failed("write", path, error))
+    fs::create_dir_all(folder_of(path))
+        .and_then(|()| replace(path, parts, |partial| File::create(partial)))
+        .map_err(|error| failed("write", path, error))
 }
 
 /// Writes a record with its version. Fields of the file it replaces that this version does not
@@ -74,7 +59,7 @@ pub(in crate::local) fn publish(path: &Path) -> Result<()> {
 /// Renames a file for good.
 pub(in crate::local) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to)
-        .and_then(|()| sync_folder(to.parent().unwrap_or(Path::new("."))))
+        .and_then(|()| sync_folder(folder_of(to)))
         .map_err(|error| failed("rename", from, error))
 }
 
@@ -93,18 +78,9 @@ pub(in crate::local) fn read(path: &Path) -> Result<Vec<u8>> {
 pub(in crate::local) fn remove(path: &Path) -> Result<()> {
     let attempt = || match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => sync_folder(path.parent().unwrap_or(Path::new("."))),
+        _ => sync_folder(folder_of(path)),
     };
     attempt().map_err(|error| failed("remove", path, error))
-}
-
-/// Makes a rename or a removal last.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    // Only Unix can open folders; elsewhere the rename itself has to do.
-    if cfg!(unix) {
-        File::open(folder)?.sync_all()?;
-    }
-    Ok(())
 }
 
 fn failed(verb: &str, path: &Path, error: io::Error) -> Error {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::error::{Context, Error, Result};
 use crate::local::engine::{Base, Batch, Listener, SampleRequest};
 use crate::local::state::adapters::{Adapters, Slot};
+use crate::sync::lock;
 
 /// How long sampling keeps the engine's threads before training may have a turn.
 const TURN: Duration = Duration::from_millis(20);
@@ -58,7 +59,7 @@ impl SamplingThread {
         request: SampleRequest,
         listener: Box<dyn Listener>,
     ) {
-        let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let inbox = lock(&self.inbox);
         if let Some(inbox) = &*inbox {
             // The thread may have ended meanwhile: the same as closed.
             let _ = inbox.send(Entry {
@@ -72,17 +73,9 @@ impl SamplingThread {
     /// Ends the thread after the round it is at.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        let inbox = self
-            .inbox
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let inbox = lock(&self.inbox).take();
         drop(inbox);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             // A panic was logged where it happened.
             let _ = thread.join();

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::error::{Context, Error, Result};
+use crate::sync::lock;
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -40,7 +41,7 @@ impl Crew {
 
     /// Hands a task over; a closed crew drops it.
     pub(super) fn run(&self, task: impl FnOnce() + Send + 'static) {
-        let sender = self.sender.lock().unwrap_or_else(|lock| lock.into_inner());
+        let sender = lock(&self.sender);
         if let Some(sender) = &*sender {
             // The crew holds a receiver, so the channel is open.
             let _ = sender.send(Box::new(task));
@@ -49,15 +50,11 @@ impl Crew {
 
     /// Ends the threads after the tasks they are at.
     pub(super) fn close(&self) {
-        let sender = self
-            .sender
-            .lock()
-            .unwrap_or_else(|lock| lock.into_inner())
-            .take();
+        let sender = lock(&self.sender).take();
         drop(sender);
         // Unstarted tasks go, so that the threads find the channel empty and closed.
         while self.waiting.try_recv().is_ok() {}
-        let mut threads = self.threads.lock().unwrap_or_else(|lock| lock.into_inner());
+        let mut threads = lock(&self.threads);
         for thread in threads.drain(..) {
             // A panic was logged where it happened.
             let _ = thread.join();

@@ -1,13 +1,14 @@
 //! Text from the engine, piece by piece: whole characters, nothing of a stop string.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::Workshop;
 use super::samples::count;
 use super::vocabulary::{Decoder, Vocabulary};
 use crate::local::engine::{self, Listener, StopReason};
 use crate::local::state::samplers::Sampler;
+use crate::sync::lock;
 
 /// One or more prompts, each with its samples.
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl Whole {
 
     /// Files samples; the last ones end the generation.
     fn file(&self, done: Vec<Choice>) {
-        let mut choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choices = lock(&self.choices);
         for choice in done {
             let index = choice.index;
             choices[index] = Some(choice);
@@ -190,10 +191,6 @@ impl Listener for Part {
         }
         whole.file(done);
     }
-}
-
-fn lock(text: &Mutex<Text>) -> std::sync::MutexGuard<'_, Text> {
-    text.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What turns tokens into text, and the strings that end one.

@@ -3,14 +3,14 @@
 //! Waiting then needs no thread per sample: a sample registers what to do once it has ended.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::results::Results;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{AttemptError, BILLING_PAUSE};
 use crate::runtime::threads::Background;
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, wait_while};
 use crate::transport::retry::{Meaning, error_from_response, wish};
 use crate::transport::{Body, Request, Response};
 use crate::wire::reply::{CompletionsReply, decode_json};
@@ -257,12 +257,9 @@ impl Shared {
     fn has_work(&self, results: &Results) -> bool {
         let ends = |state: &State| state.closed || results.link.stop().is_set();
         let state = lock(&self.state);
-        let state = self
-            .changed
-            .wait_while(state, |state| {
-                state.waiting.is_empty() && state.fetched.is_empty() && !ends(state)
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let state = wait_while(&self.changed, state, None, |state| {
+            state.waiting.is_empty() && state.fetched.is_empty() && !ends(state)
+        });
         !ends(&state)
     }
 

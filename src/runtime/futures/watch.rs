@@ -12,15 +12,12 @@ use crate::runtime::threads::{BytesGuard, Crew};
 use crate::transport::retry::{Meaning, error_from_response};
 use crate::transport::{Body, Request, Response};
 use crate::types::QueueStatus;
-use crate::wire::reply::RetrieveReply;
+use crate::wire::reply::{RESULT_TYPES, RetrieveReply};
 use crate::wire::request::{RetrieveFutureRequest, to_json};
 use crate::wire::route::RETRIEVE_FUTURE;
 
 /// How long a poll may hold its thread while other futures wait for one.
 const SHARED_POLL: Duration = Duration::from_secs(5);
-
-/// Results are asked for as protobuf; servers of the JSON era ignore that.
-const ACCEPT: &str = "application/x-protobuf, application/json";
 
 /// A request the service has accepted.
 pub(crate) struct Accepted {
@@ -289,7 +286,7 @@ impl<T: Send + 'static> Watch<T> {
             request = request.with_header("X-Tinker-Create-Promise-Roundtrip-Time", seconds);
         }
         if self.accepted.binary {
-            request = request.with_accept(ACCEPT);
+            request = request.with_accept(RESULT_TYPES);
         }
         let limit = match self.crew.is_crowded() {
             true => SHARED_POLL,

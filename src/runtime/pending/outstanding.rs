@@ -1,11 +1,11 @@
 //! The operations whose results are not there yet.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Status;
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, wait_while};
 use crate::types::Unfinished;
 
 /// Every unfinished operation of a session.
@@ -45,17 +45,8 @@ impl Outstanding {
     pub(crate) fn drain(&self, deadline: Option<Instant>) -> Vec<Unfinished> {
         let open = lock(&self.0.open);
         let waits = |open: &mut Open| !open.operations.is_empty();
-        let open = match deadline {
-            Some(deadline) => {
-                let limit = deadline.saturating_duration_since(Instant::now());
-                let waited = self.0.done.wait_timeout_while(open, limit, waits);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => {
-                let waited = self.0.done.wait_while(open, waits);
-                waited.unwrap_or_else(PoisonError::into_inner)
-            }
-        };
+        let limit = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        let open = wait_while(&self.0.done, open, limit, waits);
         let operations = open.operations.values();
         operations
             .map(|status| Unfinished::new(status.operation(), status.request_id(), status.age()))

@@ -1,13 +1,13 @@
 //! The two ends of an operation: the promise of whoever works on it, and the slot of its handle.
 
 use std::any::Any;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::outstanding::{Entry, Outstanding};
 use super::{Pending, Source, Status, Until, Watcher};
 use crate::error::{Context, Effect, Error, Result};
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, wait_while};
 
 /// What happens to an operation whose handle is dropped before its result was there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -149,23 +149,13 @@ struct Handle<T> {
 
 impl<T: Send> Source<T> for Handle<T> {
     fn wait(&self, until: Until) -> Option<Result<T>> {
-        let state = lock(&self.slot.state);
-        let mut state = match until {
-            Until::Now => state,
-            Until::Done => self
-                .slot
-                .ready
-                .wait_while(state, |state| !state.done)
-                .unwrap_or_else(PoisonError::into_inner),
-            Until::At(deadline) => {
-                let limit = deadline.saturating_duration_since(Instant::now());
-                self.slot
-                    .ready
-                    .wait_timeout_while(state, limit, |state| !state.done)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0
-            }
+        let limit = match until {
+            Until::Now => Some(Duration::ZERO),
+            Until::Done => None,
+            Until::At(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
         };
+        let state = lock(&self.slot.state);
+        let mut state = wait_while(&self.slot.ready, state, limit, |state| !state.done);
         if !state.done {
             return None;
         }

@@ -1,10 +1,9 @@
 //! Something that is opened at its first use and shared from then on: a link, a session.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::error::{Context, Error, Result};
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, wait_while};
 
 /// A value that one caller opens while the others wait for it.
 ///
@@ -51,10 +50,9 @@ impl<T: Clone> Opened<T> {
             Phase::Closed => return Err(closed()),
             Phase::Opening => {
                 let ended = state.ended;
-                let waited = self.changed.wait_while(state, |state| {
+                let state = wait_while(&self.changed, state, None, |state| {
                     matches!(state.phase, Phase::Opening) && state.ended == ended
                 });
-                let state = waited.unwrap_or_else(PoisonError::into_inner);
                 return match (&state.phase, &state.failure) {
                     (Phase::Open(value), _) => Ok(value.clone()),
                     (Phase::Unopened | Phase::Opening, Some(failure)) => Err(failure.clone()),

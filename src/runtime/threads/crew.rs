@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Enough for a request, its TLS and the decoding of its answer.
 pub(crate) const STACK: usize = 256 * 1024;
@@ -164,11 +164,7 @@ impl Crew {
         drop(queued);
         let mut state = lock(&self.0.state);
         while state.running.values().any(|(id, _)| *id != me) {
-            state = self
-                .0
-                .gone
-                .wait(state)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = wait(&self.0.gone, state);
         }
         let finished = std::mem::take(&mut state.finished);
         drop(state);

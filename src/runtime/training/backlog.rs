@@ -1,10 +1,9 @@
 //! The hand-over between whoever submits operations and the one worker that sends them.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait, wait_while};
 
 /// Operations in the order of the calls.
 pub(super) struct Backlog<T> {
@@ -101,10 +100,9 @@ impl<T> Backlog<T> {
     /// Waits until nothing is left to send, at most for `limit`.
     pub(super) fn drain(&self, limit: Duration) {
         let state = lock(&self.state);
-        let waited = self
-            .sent
-            .wait_timeout_while(state, limit, |state| state.left() > 0);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        drop(wait_while(&self.sent, state, Some(limit), |state| {
+            state.left() > 0
+        }));
     }
 
     /// Halts if anything is left; how many operations that were.

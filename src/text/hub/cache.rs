@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Result};
+use crate::files::replace;
 
 /// The part of the cache that belongs to one repository.
 #[derive(Debug, Clone)]
@@ -168,9 +169,7 @@ pub(super) fn make_parent(place: &Path) -> Result<()> {
 /// Whole or not at all.
 fn write(place: &Path, text: &str) -> Result<()> {
     make_parent(place)?;
-    let part = place.with_extension(format!("{:016x}.part", fastrand::u64(..)));
-    fs::write(&part, text)
-        .and_then(|()| fs::rename(&part, place))
+    replace(place, &[text.as_bytes()], |partial| File::create(partial))
         .map_err(|error| cannot("write", place, error))
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use super::super::data::Example;
 use super::super::json::Json;
@@ -13,6 +13,7 @@ use super::super::message::Turn;
 use super::super::tokenizer::Tokenizer;
 use super::{Parsed, TrainOnWhat};
 use crate::error::{Error, Result};
+use crate::sync::{read, write};
 use crate::types::{Chunk, ModelInput};
 
 /// The rules of one model family.
@@ -238,13 +239,13 @@ impl Codec {
     }
 
     pub(super) fn fixed(&self, text: &str) -> Result<Arc<[i32]>> {
-        let known = self.fixed.read().unwrap_or_else(PoisonError::into_inner);
+        let known = read(&self.fixed);
         if let Some(tokens) = known.get(text) {
             return Ok(Arc::clone(tokens));
         }
         drop(known);
         let tokens: Arc<[i32]> = self.tokenizer.encode_plain(text)?.into();
-        let mut known = self.fixed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = write(&self.fixed);
         if known.len() < MAX_FIXED {
             known.insert(text.to_owned(), Arc::clone(&tokens));
         }

@@ -1,10 +1,10 @@
 //! `tinker sample`: one prompt, or as many as a file has.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -124,7 +124,7 @@ impl Sample {
         let bar = terminal::bar(0, terminal::COUNTS).with_prefix("Sampling");
         let (mut failed, mut skipped) = (0, 0);
         // What was read and is under way, by its place among the requests.
-        let under_way: Arc<Mutex<HashMap<usize, Prompt>>> = Arc::default();
+        let under_way: RefCell<HashMap<usize, Prompt>> = RefCell::default();
         let mut broken = None;
         let mut unencodable = Vec::new();
         let mut next = 0;
@@ -154,8 +154,7 @@ impl Sample {
             match prompt.content.tokens(&voice, self.source.chat) {
                 Ok(tokens) => {
                     let input = ModelInput::from_ints(tokens);
-                    let mut held = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-                    held.insert(next, prompt);
+                    under_way.borrow_mut().insert(next, prompt);
                     next += 1;
                     Some(SampleRequest::new(input, options.clone()))
                 }
@@ -173,10 +172,8 @@ impl Sample {
                 drawn.set_message(format!("{} tokens/s", short(progress.tokens_per_second)));
             });
         for (index, result) in batch {
-            let prompt = {
-                let mut held = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-                held.remove(&index).context("a result without its prompt")?
-            };
+            let prompt = under_way.borrow_mut().remove(&index);
+            let prompt = prompt.context("a result without its prompt")?;
             let result = result.map_err(anyhow::Error::from);
             let result = result.and_then(|response| self.said(&voice, &response));
             failed += usize::from(result.is_err());

@@ -1,0 +1,73 @@
+//! Files that are there whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// How half-written files end until they are complete.
+pub(crate) const PARTIAL: &str = ".partial";
+
+/// Writes a file, whose content may lie in several places, so that a crash leaves either the old
+/// content or the new. It is made by `create`: a secret's is its owner's alone from the beginning.
+pub(crate) fn replace(
+    path: &Path,
+    parts: &[&[u8]],
+    create: impl FnOnce(&Path) -> io::Result<File>,
+) -> io::Result<()> {
+    let folder = folder_of(path);
+    let partial = folder.join(format!("{}{PARTIAL}", uuid::Uuid::new_v4()));
+    let written = create(&partial)
+        .and_then(|mut file| {
+            parts.iter().try_for_each(|part| file.write_all(part))?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // What failed is reported; the leftover is not worth a second error.
+        let _ = fs::remove_file(&partial);
+    }
+    written?;
+    sync_folder(folder)
+}
+
+/// Makes a rename or a removal in a folder last.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    // Only Unix can open folders; elsewhere the rename itself has to do.
+    if cfg!(unix) {
+        File::open(folder)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The folder a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_or_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        replace(&path, &[b"o", b"ne"], |partial| File::create(partial)).unwrap();
+        replace(&path, &[b"two"], |partial| File::create(partial)).unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap().as_slice(), names()),
+            (b"two".as_slice(), 1)
+        );
+        let read_only = |partial: &Path| File::create(partial).and_then(|_| File::open(partial));
+        assert!(replace(&path, &[b"three"], read_only).is_err());
+        assert_eq!(
+            (fs::read(&path).unwrap().as_slice(), names()),
+            (b"two".as_slice(), 1)
+        );
+        assert_eq!(folder_of(Path::new("file")), Path::new("."));
+    }
+}
