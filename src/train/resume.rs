@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::client::ServiceClient;
-use crate::error::{Error, Remedy};
+use crate::error::{Error, Meaning, Remedy};
 
 /// How often a run is taken up again, and how long the service is waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,5 +107,5 @@ impl AutoResume {
 fn is_passing(error: &Error) -> bool {
     let remedy = error.remedy();
     matches!(remedy, Remedy::RestoreFromCheckpoint | Remedy::Resubmit)
-        || error.status() == Some(404)
+        || error.meaning() == Some(Meaning::Missing)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::link::Link;
 use super::part::{Given, Part};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Meaning, Result};
 use crate::transport::retry::{Verdict, error_from_response, http_verdict};
 use crate::transport::{Auth, Download, Fault, Head, Request, Response, Rest};
 
@@ -76,7 +76,7 @@ pub(crate) fn fetch<S: Source + ?Sized>(
                 Given::Refused => {}
             }
             // A signature that has run out is renewed once.
-            if matches!(done.head.status, 401 | 403) && !refused {
+            if Meaning::of_status(done.head.status) == Meaning::Forbidden && !refused {
                 refused = true;
                 continue;
             }
@@ -94,8 +94,8 @@ pub(crate) fn fetch<S: Source + ?Sized>(
     }
 }
 
-/// Fetches what an endpoint answers, or redirects to, into a file. Archives are made on demand:
-/// a 503 says "not yet".
+/// Fetches what an endpoint answers, or redirects to, into a file. The hosted service makes
+/// archives on demand: its 503 here says "not yet", and means no failure.
 pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<Head> {
     let mut part = Part::scratch(file)?;
     let (mut tries, mut waits) = (0, 1);

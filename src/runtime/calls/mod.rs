@@ -14,4 +14,4 @@ pub(crate) mod unpack;
 pub(crate) use crate::transport::{Body, Head, Part, Request, Response, Source};
 
 pub(crate) use self::link::{Link, config_body};
-pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, is_gone};
+pub(crate) use self::retry::{AttemptError, BILLING_PAUSE, Effort, is_unknown};

@@ -160,7 +160,7 @@ impl Machine {
                 Verdict::Poll
             }
             Meaning::Unpaid if paused => Verdict::Wait(BILLING_PAUSE),
-            Meaning::Gone => Verdict::Lost(lost(error)),
+            meaning if meaning.is_unknown() => Verdict::Lost(lost(error)),
             _ => Verdict::Fail(error),
         }
     }

@@ -296,7 +296,7 @@ impl Job {
 fn heals(error: &Error) -> bool {
     match error {
         Error::Connection(_) | Error::Timeout(_) => true,
-        Error::Status(_) => error.status().map(Meaning::of_status) == Some(Meaning::Failing),
+        Error::Status(_) => error.meaning() == Some(Meaning::Failing),
         _ => false,
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Session;
 use crate::error::{Context, Error, Result};
-use crate::runtime::calls::{Effort, is_gone};
+use crate::runtime::calls::{Effort, is_unknown};
 use crate::runtime::clock::Clock;
 use crate::transport::{Body, Request};
 use crate::types::FinishReason;
@@ -66,7 +66,7 @@ impl Session {
             .until(link.deadline(limit));
         match link.call_raw(request, effort) {
             // Not every server keeps books, and one that was restarted has nothing to end.
-            Err(error) if !is_gone(&error) => Err(error),
+            Err(error) if !is_unknown(&error) => Err(error),
             _ => Ok(()),
         }
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::core::Core;
-use crate::error::Result;
-use crate::runtime::calls::is_gone;
+use crate::error::{Meaning, Result};
+use crate::runtime::calls::is_unknown;
 use crate::transport::{Body, Request};
 use crate::wire::request::{SessionHeartbeatRequest, to_json};
 use crate::wire::route;
@@ -31,8 +31,10 @@ pub(super) fn heartbeat(core: &Core) {
     while !clock.beat(core.link.stop(), core.config.heartbeat) {
         match beat(core) {
             Ok(()) => (last, known) = (clock.now(), true),
-            // A server that has never taken a heartbeat may not know what one is.
-            Err(error) if is_gone(&error) && (known || error.status() == Some(410)) => {
+            // A server that has never taken a heartbeat may not know what one is, and says 404.
+            Err(error)
+                if error.meaning() == Some(Meaning::Gone) || (known && is_unknown(&error)) =>
+            {
                 return core.results.lose(&core.session_id, &error);
             }
             Err(error) => {

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, ErrorCategory};
+use crate::error::{Error, ErrorCategory, Meaning};
 use crate::runtime::calls::{Effort, Link};
 use crate::runtime::futures::Failure;
 use crate::runtime::stop::Stop;
-use crate::sync::lock;
-use crate::transport::retry::Meaning;
+use crate::sync::{lock, wait_while};
 use crate::transport::{Body, PROTOCOL_VERSION, Request};
 use crate::types::Timestamp;
 use crate::types::telemetry::{Batch, Event, EventKind, Severity, duration};
@@ -173,10 +172,9 @@ impl Telemetry {
 impl Shared {
     fn next_batch(&self, stop: &Stop) -> Vec<Event> {
         let queue = lock(&self.queue);
-        let (mut queue, _) = self
-            .changed
-            .wait_timeout_while(queue, FLUSH, |queue| !queue.flush && !stop.is_set())
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut queue = wait_while(&self.changed, queue, Some(FLUSH), |queue| {
+            !queue.flush && !stop.is_set()
+        });
         let count = queue.events.len().min(BATCH);
         queue.sending = count;
         queue.flush = queue.flush && queue.events.len() > count;
@@ -200,8 +198,8 @@ impl Shared {
             Ok(reply) => reply.is_accepted(),
             // A server without telemetry will not grow it.
             Err(error) => matches!(
-                error.status().map(Meaning::of_status),
-                Some(Meaning::Gone | Meaning::Unsupported)
+                error.meaning(),
+                Some(Meaning::Missing | Meaning::Gone | Meaning::Unsupported)
             ),
         }
     }

@@ -90,10 +90,10 @@ impl Dialect {
 /// Reads an answer to a protobuf body.
 pub(crate) fn hint(response: &Response) -> Hint {
     let text = || String::from_utf8_lossy(&response.body).to_ascii_lowercase();
-    match (Meaning::of_status(response.status()), response.status()) {
-        (Meaning::Success, _) => Hint::Understood,
-        (_, 415 | 422) => Hint::Misread,
-        (Meaning::BadRequest, _) => {
+    match Meaning::of_status(response.status()) {
+        Meaning::Success => Hint::Understood,
+        Meaning::Misread => Hint::Misread,
+        Meaning::BadRequest => {
             let error = error_from_response(response, "", std::time::UNIX_EPOCH);
             let detail = error.to_string().to_ascii_lowercase();
             let words = ["json", "decode", "parse", "utf-8"];
@@ -102,7 +102,7 @@ pub(crate) fn hint(response: &Response) -> Hint {
                 false => Hint::Silent,
             }
         }
-        (_, 500)
+        Meaning::Failing
             if response.content_type() == "text/plain"
                 && text().contains("internal server error") =>
         {

@@ -61,7 +61,7 @@ impl Training {
         })?;
         let route = &route::CREATE_CUSTOM_LOSS;
         let pending = self.run::<CreateCustomLossReply>(keep, route, &body)?;
-        let reply = pending.join_by(self.results.config.call_deadline)?;
+        let reply = pending.join_in_call()?;
         self.losses.learned(key, reply.loss_id.clone());
         Ok(reply.loss_id)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::queue::Shared;
 use crate::error::{Error, Result};
-use crate::runtime::calls::{Effort, is_gone};
+use crate::runtime::calls::{Effort, is_unknown};
 use crate::runtime::futures::Outcome;
 use crate::transport::{Body, Request};
 use crate::wire::request::{GetInfoRequest, to_json};
@@ -34,7 +34,7 @@ impl Shared {
     /// What an operation ends with that was refused: as [`lost`](Self::lost) if the service does
     /// not know something.
     pub(super) fn refused(&self, error: Error) -> Error {
-        match is_gone(&error) {
+        match is_unknown(&error) {
             true => self.lost(error),
             false => error,
         }
@@ -67,6 +67,6 @@ impl Shared {
             let effort = Effort::from(&GET_INFO).until(link.deadline(ASKING));
             link.call_raw(request, effort)
         });
-        asked.is_err_and(|error| is_gone(&error))
+        asked.is_err_and(|error| is_unknown(&error))
     }
 }

@@ -3,8 +3,7 @@
 //! The service runs a model's requests in the order of consecutive numbers, so a number that was
 //! refused and never used again would hold up every later request for ever.
 
-use crate::error::{Effect, Error};
-use crate::transport::retry::Meaning;
+use crate::error::{Effect, Error, Meaning};
 
 /// What became of one numbered request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +28,7 @@ pub(crate) enum Conflict {
 /// What an error tells about the number the request carried. A number that an attempt may have
 /// used is never given to another request, whatever later attempts were told.
 pub(crate) fn classify(error: &Error, about: Conflict) -> Sent {
-    let conflict = error.status().map(Meaning::of_status) == Some(Meaning::Conflict);
+    let conflict = error.meaning() == Some(Meaning::Conflict);
     match (error.effect(), about) {
         (Effect::None, Conflict::Name) => Sent::Refused,
         _ if conflict => Sent::Accepted,

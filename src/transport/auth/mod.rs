@@ -2,7 +2,6 @@
 
 mod command;
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -10,8 +9,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
 use crate::config::{Config, Secret};
-use crate::error::{Context, Error, Result};
-use crate::sync::lock;
+use crate::error::{Context, Error, Meaning, Result};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_while};
 
 /// How long a credential command may run.
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
@@ -180,7 +179,7 @@ fn decode(token: &str) -> Option<Value> {
 
 /// Adds to a refusal that the token it was sent with has expired, by this machine's clock.
 pub(crate) fn explain(mut error: Error, key: &Secret, now: SystemTime) -> Error {
-    let refused = error.status() == Some(401) && is_jwt(key);
+    let refused = error.meaning() == Some(Meaning::Forbidden) && is_jwt(key);
     let expires = Claims::parse(key).ok().and_then(|claims| claims.expires);
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     if let (true, Some(expires)) = (refused, expires)
@@ -332,10 +331,9 @@ impl TokenCache {
     /// Waits for the exchange under way.
     fn wait(&self, state: MutexGuard<'_, Exchanges>, limit: Duration) -> Result<Secret> {
         let count = state.count;
-        let waited = self
-            .ended
-            .wait_timeout_while(state, limit, |state| state.running && state.count == count);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let state = wait_while(&self.ended, state, Some(limit), |state| {
+            state.running && state.count == count
+        });
         match (&state.failure, &state.token) {
             _ if state.count == count => Err(Error::Timeout(Context::new(
                 "the exchange of credentials for a token takes too long",

@@ -18,7 +18,7 @@ use crate::error::Error;
 pub(crate) use self::answer::{deprecation, error_from_response, server_delay};
 pub(crate) use self::backoff::Backoff;
 pub(crate) use self::billing::{Billing, BillingWindow};
-pub(crate) use self::meaning::Meaning;
+pub(crate) use crate::error::Meaning;
 
 /// The longest wait a server can ask of a loop, as in the reference; asked for more, a loop waits as
 /// long as it would have anyway.
