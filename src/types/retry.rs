@@ -18,6 +18,13 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct RetryConfig {
+    /// How many samples of this sampler may wait for their results at once, each on a connection
+    /// of its own; the rest wait to be sent. Default: as many as the service says (usually
+    /// thousands), which is the most there can be.
+    ///
+    /// Python's SDK has the setting and always puts the service's number in its place. As there, it
+    /// counts for nothing where one poll serves all samples: waiting then costs no connection.
+    pub max_connections: Option<usize>,
     /// How long sampling may go on without any success before it counts as stuck. Default: the
     /// configuration's, two hours.
     pub progress_timeout: Option<Duration>,
@@ -39,6 +46,7 @@ pub struct RetryConfig {
 impl Default for RetryConfig {
     fn default() -> Self {
         Self {
+            max_connections: None,
             progress_timeout: None,
             retry_delay_base: Duration::from_millis(500),
             retry_delay_max: Duration::from_secs(10),
@@ -50,6 +58,13 @@ impl Default for RetryConfig {
 }
 
 impl RetryConfig {
+    /// Sets how many samples may wait for their results at once.
+    #[must_use]
+    pub fn with_max_connections(mut self, most: usize) -> Self {
+        self.max_connections = Some(most);
+        self
+    }
+
     /// Sets how long sampling may go on without any success.
     #[must_use]
     pub fn with_progress_timeout(mut self, limit: Duration) -> Self {
@@ -89,9 +104,12 @@ impl RetryConfig {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a first wait above the longest, or a share
+    /// [`Error::Invalid`] for no connections at all, a first wait above the longest, or a share
     /// outside 0 to 1.
     pub fn validate(&self) -> Result<()> {
+        if self.max_connections == Some(0) {
+            return Err(Error::invalid("max_connections", "must be at least 1"));
+        }
         if self.retry_delay_base > self.retry_delay_max {
             let problem = "must not be more than retry_delay_max";
             return Err(Error::invalid("retry_delay_base", problem));

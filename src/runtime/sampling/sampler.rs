@@ -114,9 +114,13 @@ impl Sampler {
             refusals: 0,
             refused_since: None,
         });
-        *lock(&self.latest) = Some(settings);
         let dispatcher = self.room.dispatcher(&self.backoff)?;
         let lane = *self.lane.get_or_init(|| dispatcher.add_lane());
+        let most = settings.retry.max_connections;
+        let before = lock(&self.latest).replace(settings);
+        if before.and_then(|before| before.retry.max_connections) != most {
+            dispatcher.limit_lane(lane, most);
+        }
         let queue = dispatcher.clone();
         job.status
             .on_cancel(move || queue.give_up(lane, |job| job.status.is_cancelled()));

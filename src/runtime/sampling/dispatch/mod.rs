@@ -66,6 +66,8 @@ struct Lane<J> {
     ready: VecDeque<Queued<J>>,
     later: BinaryHeap<Reverse<Later<J>>>,
     own: Own,
+    /// What its client allows in flight, if less than the service does.
+    most: Option<usize>,
     /// Jobs in the queue that nobody wants any more.
     unwanted: usize,
 }
@@ -158,6 +160,14 @@ impl<J: Send + 'static> Dispatcher<J> {
         state.next_lane += 1;
         state.lanes.insert(id, Lane::default());
         id
+    }
+
+    /// Sets how many of a sampler's jobs may be in flight; never more than the service says.
+    pub(crate) fn limit_lane(&self, lane: u64, most: Option<usize>) {
+        if let Some(lane) = lock(&self.0.state).lanes.get_mut(&lane) {
+            lane.most = most;
+        }
+        self.0.changed.notify_all();
     }
 
     /// Forgets a sampler that has no jobs left.
@@ -342,7 +352,6 @@ impl<J: Send + 'static> Dispatcher<J> {
 
     /// Which sampler's job may start: the first after the one served last.
     fn choose(&self, state: &mut State<J>, due: Option<Duration>, recent: bool) -> Step {
-        let limits = &self.0.limits;
         let (mut wanted, mut ramp, mut full) = (Wanted::A_JOB, false, false);
         let after = state.turn + 1;
         for (&id, lane) in state.lanes.range(after..).chain(state.lanes.range(..after)) {
@@ -350,6 +359,7 @@ impl<J: Send + 'static> Dispatcher<J> {
                 continue;
             };
             let (own, has_flight) = (&lane.own, first.flight.is_some());
+            let limits = &self.0.limits.for_lane(lane.most);
             match decide(limits, state.ramp, &state.used, own, has_flight, recent) {
                 Decision::Start => return Step::Start(id),
                 Decision::NoPost => {
@@ -428,6 +438,7 @@ impl<J> Default for Lane<J> {
             ready: VecDeque::new(),
             later: BinaryHeap::new(),
             own: Own::default(),
+            most: None,
             unwanted: 0,
         }
     }

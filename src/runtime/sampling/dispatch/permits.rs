@@ -19,6 +19,16 @@ pub(crate) struct Limits {
     pub(crate) few_posts: bool,
 }
 
+impl Limits {
+    /// The same for a sampler whose client allows only so many in flight.
+    pub(super) fn for_lane(mut self, most: Option<usize>) -> Self {
+        self.flights = self
+            .flights
+            .map(|all| most.map_or(all, |most| most.min(all)));
+        self
+    }
+}
+
 /// What a sampler may always have on the wire and in flight, however much the others have: one
 /// that stalls must not starve the rest.
 pub(crate) const SHARE: usize = 8;

@@ -77,6 +77,26 @@ fn beyond_what_starts_at_once_flights_grow_slowly() {
 }
 
 #[test]
+fn a_client_may_allow_fewer_in_flight_than_the_service_and_never_more() {
+    let (dispatcher, lane, ..) = dispatcher(LIMITS);
+    dispatcher.limit_lane(lane, Some(2));
+    (0..5).for_each(|job| dispatcher.push(lane, job, 1));
+    let first = started(&dispatcher);
+    assert_eq!(jobs(&first), [0, 1]);
+    drop(first);
+    dispatcher.limit_lane(lane, None);
+    assert_eq!(jobs(&started(&dispatcher)), [2, 3, 4]);
+    for (most, expected) in [(None, 6), (Some(2), 2), (Some(100), 6)] {
+        assert_eq!(LIMITS.for_lane(most).flights, Some(expected));
+    }
+    let polled = Limits {
+        flights: None,
+        ..LIMITS
+    };
+    assert_eq!(polled.for_lane(Some(2)).flights, None);
+}
+
+#[test]
 fn jobs_come_in_order_and_permits_bound_them() {
     let (dispatcher, lane, ..) = dispatcher(LIMITS);
     for job in 0..5 {
