@@ -192,6 +192,7 @@ impl ServiceClient {
     ///
     /// [`Error::Invalid`] if the run has no training checkpoint; otherwise what the service says.
     pub fn recover(&self, run_id: &str) -> Result<Recovery> {
+        let _deadline = self.host().deadline();
         // A service that was restarted may have forgotten what it did last.
         let seen = self.host().last_accepted(run_id);
         let left_session = self.host().leave_lost_session()?;
@@ -232,7 +233,7 @@ impl ServiceClient {
         let session = self.session()?;
         if session.core.client_config.create_model_via_load_weights {
             let queue = session.load_model(resume.request(with_state))?;
-            return Ok(TrainingClient::new(queue, session));
+            return Ok(TrainingClient::new(queue, session.clone()));
         }
         let info = self.weights_info(resume)?;
         let optimizer = match with_state {
@@ -246,7 +247,7 @@ impl ServiceClient {
         };
         let base_model = resume.base_model.as_deref().unwrap_or(&info.base_model);
         let queue = session.create_model(creation.request(base_model))?;
-        let training = TrainingClient::new(queue, session);
+        let training = TrainingClient::new(queue, session.clone());
         training.wait(training.load(&resume.load(), with_state)?)?;
         Ok(training)
     }

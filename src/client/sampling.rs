@@ -359,6 +359,7 @@ impl SamplingClient {
     fn info(&self) -> Result<SamplerInfo> {
         self.inner.session.check_open()?;
         let route = route::GET_SAMPLER.with_sdk_method(None);
+        let _deadline = self.inner.session.deadline();
         let link = &self.inner.session.core.link;
         link.get(&route, &[self.sampling_session_id()], &[])
     }

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{Effort, Link, Request};
 use crate::runtime::clock::Clock;
+use crate::runtime::deadline::Within;
 use crate::runtime::session::{Host, Session};
 use crate::types::{
     ClientMetrics, FinishReason, LoraConfig, OptimizerConfig, ServerCapabilities, SessionId,
@@ -198,7 +199,7 @@ impl ServiceClient {
         options.lora.validate()?;
         let session = self.session()?;
         let queue = session.create_model(options.request(base_model))?;
-        Ok(TrainingClient::new(queue, session))
+        Ok(TrainingClient::new(queue, session.clone()))
     }
 
     /// Makes a sampling client for a base model, for saved weights, or for a sampler that is there
@@ -221,7 +222,8 @@ impl ServiceClient {
         &self,
         source: impl Into<SamplerSource>,
     ) -> Result<SamplingClient> {
-        open_sampler(&self.session()?, &source.into())
+        let session = self.session()?;
+        open_sampler(&session, &source.into())
     }
 
     /// Makes a sampling client from a handle that another client, of this SDK or the Python one,
@@ -345,13 +347,15 @@ impl ServiceClient {
         self.host.close(reason, detail)
     }
 
-    pub(super) fn session(&self) -> Result<Arc<Session>> {
-        self.host.session()
+    pub(super) fn session(&self) -> Result<Within<Arc<Session>>> {
+        let deadline = self.host.deadline();
+        Ok(Within::new(self.host.session()?, deadline))
     }
 
     /// The connections, without a session.
-    pub(super) fn link(&self) -> Result<Arc<Link>> {
-        self.host.link()
+    pub(super) fn link(&self) -> Result<Within<Arc<Link>>> {
+        let deadline = self.host.deadline();
+        Ok(Within::new(self.host.link()?, deadline))
     }
 
     pub(super) fn host(&self) -> &Host {

@@ -579,10 +579,12 @@ impl Config {
         self
     }
 
-    /// How long each request of a blocking call may take, retries included, and each wait of one
-    /// for a result; it then ends with [`Error::Timeout`]. What a model's
-    /// queue has accepted goes on. Default: none; requests end with the
-    /// [patience](Self::with_patience), results take as long as they take.
+    /// How long a blocking call may take as a whole: opening the session if it is the first, every
+    /// request with its retries, the wait for a result. It then ends with [`Error::Timeout`]; what
+    /// a model's queue has accepted goes on. Downloads and streamed answers are excepted, which
+    /// take as long as bytes arrive, and so are handles, which have deadlines of their own
+    /// ([`Pending::join_within`](crate::Pending::join_within)). Default: none; requests end with
+    /// the [patience](Self::with_patience), results take as long as they take.
     #[must_use]
     pub fn with_call_deadline(mut self, limit: Duration) -> Self {
         self.call_deadline = Some(limit);

@@ -47,6 +47,7 @@
 //! ```
 
 pub(crate) mod clock;
+pub(crate) mod deadline;
 pub(crate) mod process;
 pub(crate) mod stop;
 

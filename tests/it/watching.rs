@@ -151,6 +151,35 @@ fn a_blocking_call_ends_at_its_deadline_and_the_queue_goes_on() {
         .unwrap();
 }
 
+/// Every request of a call takes time, and the waits between them too: together no more than the
+/// deadline.
+#[test]
+fn the_deadline_is_of_the_whole_call() {
+    const LIMIT: Duration = Duration::from_secs(100);
+    let fake = Fake::start();
+    let service = fake.client(fake.config().with_call_deadline(LIMIT));
+    // Each of these would do for itself within the limit.
+    for name in ["client/config", "create_session", "create_model"] {
+        for _ in 0..6 {
+            let failing = Reply::status(503).with_header("retry-after", "10");
+            fake.reply(name, failing);
+        }
+    }
+    let begun = fake.clock.now();
+    let error = service
+        .create_lora_training_client("some/model", tinker::LoraConfig::rank(4))
+        .unwrap_err();
+    assert!(error.is_timeout(), "{error}");
+    let took = fake.clock.now() - begun;
+    assert!(
+        LIMIT - Duration::from_secs(11) < took && took <= LIMIT,
+        "{took:?}"
+    );
+    // The next call has a time of its own, and what the first one opened is there.
+    train(&service);
+    assert_eq!(fake.bodies("client/config").len(), 7);
+}
+
 #[test]
 fn too_much_in_the_queue_is_refused_and_nothing_of_it_is_sent() {
     let fake = Fake::start();
@@ -254,6 +283,24 @@ fn a_callback_hears_of_a_result_and_a_sample_can_be_given_up() {
 }
 
 #[test]
+fn a_sampling_client_may_have_fewer_samples_under_way_than_the_service_allows() {
+    let fake = Fake::start();
+    let gate = Gate::new();
+    let held = Reply::json(&json!({"type": "try_again"})).after(&gate);
+    fake.server.always("POST", &route("retrieve_future"), held);
+    let two = RetryConfig::default().with_max_connections(2);
+    let sampler = fake.sampler().with_retry(two).unwrap();
+    let samples: Vec<_> = (0..5)
+        .map(|_| sampler.submit_sample(&prompt(), SamplingParams::max_tokens(2)))
+        .collect();
+    gate.wait_for(2);
+    assert_eq!(sampler.progress().waiting, 3);
+    assert_eq!(fake.bodies("asample").len(), 2);
+    drop(samples);
+    gate.open();
+}
+
+#[test]
 fn each_sampling_client_repeats_as_it_was_told() {
     let fake = Fake::start();
     let plain = fake.sampler();
@@ -292,9 +339,10 @@ fn each_sampling_client_repeats_as_it_was_told() {
     )
     .unwrap();
 
-    assert!(
-        plain
-            .with_retry(RetryConfig::default().with_jitter_factor(2.0))
-            .is_err()
-    );
+    for bad in [
+        RetryConfig::default().with_jitter_factor(2.0),
+        RetryConfig::default().with_max_connections(0),
+    ] {
+        assert!(plain.clone().with_retry(bad).is_err());
+    }
 }

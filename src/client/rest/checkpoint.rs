@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::RestClient;
 use crate::client::{Export, Resume};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Meaning, Result};
 use crate::runtime::calls::files::{Links, Plan};
 use crate::runtime::calls::stage::Stage;
 use crate::types::{CheckpointKind, CheckpointRef, TinkerPath};
@@ -117,7 +117,12 @@ impl RestClient {
             CheckpointKind::External => self.download_staged(&path, &stage, &options, None),
             CheckpointKind::Training => match self.download_exported(&path, &stage, &options) {
                 // Servers of older dialects export nothing, and some offer archives instead.
-                Err(error) if matches!(error.status(), Some(404 | 405)) => {
+                Err(error)
+                    if matches!(
+                        error.meaning(),
+                        Some(Meaning::Missing | Meaning::Unsupported)
+                    ) =>
+                {
                     self.download_unpacked(&path, &stage).map_err(|_| error)
                 }
                 outcome => outcome,
@@ -180,7 +185,7 @@ impl RestClient {
             lasting: true,
             hook: &*options.hook,
         };
-        let link = self.service.link()?;
+        let link = self.service.host().link()?;
         stage.fetch(&link, &Links::new(&sign)?, &plan)
     }
 }

@@ -70,7 +70,7 @@ impl RestClient {
             lasting: false,
             hook: &|_| (),
         };
-        files::all(&*self.service.link()?, &links, &places, &plan)?;
+        files::all(&*self.service.host().link()?, &links, &places, &plan)?;
         Ok(places.into_values().collect())
     }
 
@@ -92,7 +92,7 @@ impl RestClient {
         struct Elsewhere {
             url: String,
         }
-        let link = self.service.link()?;
+        let link = self.service.host().link()?;
         let file = file.as_ref();
         let request =
             checkpoint_request(&route::CHECKPOINT_ARCHIVE, &checkpoint.into())?.with_accept("*/*");
@@ -114,7 +114,7 @@ impl RestClient {
     /// cannot be written.
     pub fn download_session_trace(&self, session_id: &str, file: impl AsRef<Path>) -> Result<()> {
         let url = self.export_session_trace(session_id)?;
-        let link = self.service.link()?;
+        let link = self.service.host().link()?;
         download::to_file(&link, &url, file.as_ref())
     }
 }

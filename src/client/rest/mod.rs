@@ -390,10 +390,7 @@ impl RestClient {
                     return Err(Error::Failed(Context::new(message)));
                 }
             }
-            log::debug!("the trace of session {session_id} is not ready yet");
-            if link.clock().pause(link.stop(), TRACE_POLL) {
-                return Err(Error::Closed(Context::new("while waiting for a trace")));
-            }
+            link.look_again(TRACE_POLL, "the trace of a session is not ready yet")?;
         }
     }
 }

@@ -34,6 +34,7 @@ impl TrainingClient {
         data: &[Datum],
         loss: impl CustomLoss,
     ) -> Result<Pending<ForwardBackwardOutput>> {
+        let _deadline = self.session.deadline();
         if let Some(loss_id) = self.loss_on_the_service(data, &loss)? {
             return self.forward_backward(data, LossFn::Custom.with("loss_id", loss_id));
         }

@@ -230,6 +230,7 @@ impl TrainingClient {
     ///
     /// What befalls operations of the queue; [`Error::Reply`] if the service names no sampler.
     pub fn save_weights_and_get_sampling_client(&self) -> Result<SamplingClient> {
+        let _deadline = self.session.deadline();
         let saved = self.wait(self.save_for_sampling()?)?;
         match (saved.sampling_session_id, saved.path) {
             (Some(id), _) => {
@@ -269,6 +270,7 @@ impl TrainingClient {
         &self,
         weights: impl Into<CheckpointRef>,
     ) -> Result<SamplingClient> {
+        let _deadline = self.session.deadline();
         open_sampler(&self.session, &SamplerSource::weights(weights))
     }
 
@@ -281,6 +283,7 @@ impl TrainingClient {
         let body = to_json(&UnloadModelRequest {
             model_id: self.model_id().as_str().into(),
         })?;
+        let _deadline = self.session.deadline();
         let route = &route::UNLOAD_MODEL;
         let unloaded = self.session.run::<serde_json::Value>(route, &body)?;
         self.wait(unloaded)?;
@@ -298,6 +301,7 @@ impl TrainingClient {
             model_id: self.model_id().as_str().into(),
         })?;
         self.session.check_open()?;
+        let _deadline = self.session.deadline();
         self.session.core.link.json(&route::GET_INFO, &body)
     }
 

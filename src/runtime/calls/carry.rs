@@ -6,6 +6,7 @@ use super::link::Link;
 use super::retry::{BILLING_PAUSE, Effort};
 use crate::config::{Secret, Timeout};
 use crate::error::{Effect, Error, Result};
+use crate::runtime::deadline::Deadline;
 use crate::transport::auth::explain;
 use crate::transport::retry::{Meaning, Verdict, error_from_response, http_verdict, outer_verdict};
 use crate::transport::{Auth, CONNECT_TIMEOUT, Fault, FaultKind, READ_TIMEOUT, Request, Response};
@@ -59,11 +60,7 @@ impl<'a, T> Carrying<'a, T> {
         key: &'a dyn Fn(Duration) -> Result<Secret>,
         decode: &'a dyn Fn(Response) -> Result<T>,
     ) -> Self {
-        let effort = match (effort.deadline, link.call_deadline) {
-            // Only what someone waits for: a queue's submissions end when they end.
-            (None, Some(limit)) if effort.idempotent => effort.until(link.deadline(limit)),
-            _ => effort,
-        };
+        let effort = effort.until(effort.deadline.or_else(Deadline::of_request));
         Self {
             link,
             effort,

@@ -11,6 +11,7 @@ use super::retry::Effort;
 use crate::config::{Config, EventObserver, Secret};
 use crate::error::{Context, Error, Result};
 use crate::runtime::clock::Clock;
+use crate::runtime::deadline::Deadline;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::auth::{
@@ -38,8 +39,6 @@ pub(crate) struct Link {
     pub(super) unreachable: AtomicBool,
     pub(super) metrics: Metrics,
     pub(super) observer: Option<EventObserver>,
-    /// How long each request of a blocking call may take.
-    pub(super) call_deadline: Option<Duration>,
     /// How long a 402 is borne, if the user has said so.
     billing_pause: Option<Duration>,
     /// What the service has said about this version so far.
@@ -116,7 +115,6 @@ impl Link {
             unreachable: AtomicBool::new(false),
             metrics: Metrics::default(),
             observer: config.event_observer.clone(),
-            call_deadline: config.call_deadline,
             billing_pause: config.billing_pause,
             notes: Mutex::default(),
         }
@@ -201,7 +199,8 @@ impl Link {
         match &self.auth {
             Credentials::Key(key) => Ok(key.clone()),
             Credentials::Tokens(credential, cache) => {
-                let limit = limit.min(TokenCache::LIMIT);
+                let left = Deadline::left().unwrap_or(TokenCache::LIMIT);
+                let limit = limit.min(left).min(TokenCache::LIMIT);
                 let fetch = |limit| self.fetch_token(credential, limit);
                 cache.token(SystemTime::now(), limit, fetch)
             }

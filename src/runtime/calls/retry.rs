@@ -10,6 +10,7 @@ use super::carry::Carrying;
 use super::link::Link;
 use crate::config::Secret;
 use crate::error::{Context, Effect, Error, Result};
+use crate::runtime::deadline::Deadline;
 use crate::sync::lock;
 use crate::transport::retry::{Billing, Meaning, deprecation};
 use crate::transport::{Auth, Body, Fault, Request, Response};
@@ -120,7 +121,7 @@ impl Link {
     ) -> Result<Option<T>> {
         match self.json(route, body) {
             Ok(reply) => Ok(Some(reply)),
-            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) if is_unknown(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -247,6 +248,20 @@ impl Link {
         }
     }
 
+    /// Waits before looking again for what the service still makes; an error if the client stops
+    /// or the deadline of the call comes first.
+    pub(crate) fn look_again(&self, delay: Duration, why: &str) -> Result<()> {
+        log::debug!("{why}: looking again in {delay:?}");
+        let then = self.clock.now().checked_add(delay);
+        if Deadline::of_request().is_some_and(|end| then.is_none_or(|then| then >= end)) {
+            return Err(Error::Timeout(Context::new(why)));
+        }
+        match self.clock.pause(&self.stop, delay) {
+            true => Err(Error::Closed(Context::new(why))),
+            false => Ok(()),
+        }
+    }
+
     /// Waits before another attempt; an error if the client stops or the deadline comes first.
     pub(super) fn pause(
         &self,
@@ -280,9 +295,9 @@ impl Link {
     }
 }
 
-/// Whether an error says that the service does not know what was asked for.
-pub(crate) fn is_gone(error: &Error) -> bool {
-    error.status().map(Meaning::of_status) == Some(Meaning::Gone)
+/// Whether an error says that the service does not know what was asked for, or no longer.
+pub(crate) fn is_unknown(error: &Error) -> bool {
+    error.meaning().is_some_and(Meaning::is_unknown)
 }
 
 /// Why a single attempt brought no answer.
@@ -301,9 +316,7 @@ impl AttemptError {
             Self::Credentials(error) => {
                 let passing = match &error {
                     Error::Connection(_) | Error::Timeout(_) => true,
-                    _ => error
-                        .status()
-                        .is_some_and(|code| Meaning::of_status(code).is_passing()),
+                    _ => error.meaning().is_some_and(Meaning::is_passing),
                 };
                 let meaning = match passing {
                     true => Meaning::Unreached,

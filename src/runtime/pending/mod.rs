@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::error::{Context, Effect, Error, Result};
+use crate::runtime::deadline::Deadline;
 use crate::sync::lock;
 use crate::types::{QueueStatus, RequestId};
 
@@ -102,9 +103,9 @@ impl<T: Send + 'static> Pending<T> {
         })
     }
 
-    /// Waits, for at most `limit` if there is one.
-    pub(crate) fn join_by(self, limit: Option<Duration>) -> Result<T> {
-        match limit {
+    /// Waits until the deadline of the blocking call on this thread, if it has one.
+    pub(crate) fn join_in_call(self) -> Result<T> {
+        match Deadline::left() {
             Some(limit) => self.join_within(limit),
             None => self.join(),
         }

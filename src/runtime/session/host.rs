@@ -8,6 +8,7 @@ use crate::config::{Config, Secret};
 use crate::error::Result;
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
+use crate::runtime::deadline::Deadline;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::retry::error_from_response;
@@ -54,6 +55,11 @@ impl Host {
 
     pub(crate) fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The deadline of a blocking call that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::begin(self.config.call_deadline, &self.clock)
     }
 
     fn current(&self) -> Arc<Visit> {

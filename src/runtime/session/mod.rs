@@ -20,7 +20,8 @@ use self::core::Core;
 use self::counters::Counters;
 use crate::error::Result;
 use crate::loss::LossGraph;
-use crate::runtime::calls::is_gone;
+use crate::runtime::calls::is_unknown;
+use crate::runtime::deadline::Deadline;
 use crate::runtime::pending::Pending;
 use crate::runtime::process::Process;
 use crate::runtime::sampling::Sampler;
@@ -56,7 +57,7 @@ impl Session {
     /// Asks the service whether it still knows the session.
     pub(crate) fn ask_whether_lost(&self) -> bool {
         if let Err(error) = heartbeat::beat(&self.core)
-            && is_gone(&error)
+            && is_unknown(&error)
         {
             self.core.results.lose(&self.core.session_id, &error);
         }
@@ -83,9 +84,15 @@ impl Session {
         self.core.training.run(keep, route, body)
     }
 
-    /// Waits for a result on behalf of a blocking call, for as long as those may take.
+    /// The deadline of a blocking call that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::begin(self.core.config.call_deadline, self.core.link.clock())
+    }
+
+    /// Waits for a result on behalf of a blocking call, for as long as that may take.
     pub(crate) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
-        pending.join_by(self.core.config.call_deadline)
+        let _deadline = self.deadline();
+        pending.join_in_call()
     }
 
     /// Starts the queue of a model whose next request has number `next`.
