@@ -1,7 +1,7 @@
 //! Many at once: threads, bytes, permits and turns, where one held the others up for ever.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tinker::{AdamParams, Pending, SampleRequest, SampleResponse, SamplingClient, SamplingParams};
@@ -9,6 +9,7 @@ use tinker::{AdamParams, Pending, SampleRequest, SampleResponse, SamplingClient,
 use super::poller::{announcing, nothing_yet};
 use super::{prompt, sample, status, times};
 use crate::support::fake::{Fake, result_of, route, train};
+use crate::support::logs;
 use crate::support::scripted::{Gate, Reply};
 
 /// Long enough for anything but a hang.
@@ -151,6 +152,26 @@ fn a_run_that_gets_nowhere_in_the_poller_counts_as_stuck() {
 }
 
 #[test]
+fn progress_is_said_while_samples_wait_in_the_poller() {
+    logs::capture();
+    let fake = announcing(json!({}));
+    fake.server
+        .on("POST", &route("retrieve_futures"), |_| nothing_yet());
+    let sampler = fake.sampler();
+    // A number that no other test has under way.
+    let samples = submit(&sampler, 137, 1);
+    while samples.iter().any(|sample| sample.request_id().is_none()) {
+        std::thread::yield_now();
+    }
+    fake.clock.advance(Duration::from_secs(61));
+    let end = Instant::now() + GUARD;
+    while logs::with("0 done, 0 failed, 137 under way (0 not yet sent)").is_empty() {
+        assert!(Instant::now() < end, "nothing is said");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn cancelled_samples_leave_the_poller_at_once() {
     let fake = announcing(json!({}));
     let gate = Gate::new();
@@ -212,6 +233,18 @@ fn a_polled_sampler_submits_400_at_a_time() {
     assert_eq!(fake.bodies("asample").len(), 400);
     drop(samples);
     gate.open();
+}
+
+#[test]
+fn a_polled_sampler_fetches_400_at_a_time() {
+    let fake = announcing(json!({}));
+    let gate = Gate::new();
+    let held = Reply::json(&result_of("Sample")).after(&gate);
+    fake.server.always("POST", &route("retrieve_future"), held);
+    let samples = submit(&fake.sampler(), 400, 1);
+    gate.wait_for(400);
+    gate.open();
+    arrive(samples);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The fault matrix, over real sockets: every row of the protocol's tables of futures, the
 //! poller, dispatch, retries and the session is a test of its own name, and so is every
-//! deliberate difference from the reference. This lists it:
+//! deliberate difference from the reference; `promises` says what all of them are for. This lists
+//! it:
 //!
 //! ```text
 //! cargo test --test it faults:: -- --list
@@ -15,6 +16,7 @@ mod effect;
 mod futures;
 mod newer;
 mod poller;
+mod promises;
 mod reach;
 mod retry;
 mod session;

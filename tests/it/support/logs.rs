@@ -24,12 +24,12 @@ impl Log for Capture {
     fn flush(&self) {}
 }
 
-/// Keeps warnings and errors from now on, of every test of the process.
+/// Keeps what is said at `info` and above from now on, of every test of the process.
 pub(crate) fn capture() {
     static START: Once = Once::new();
     START.call_once(|| {
         log::set_logger(&Capture).unwrap();
-        log::set_max_level(LevelFilter::Warn);
+        log::set_max_level(LevelFilter::Info);
     });
 }
 

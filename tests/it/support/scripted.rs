@@ -348,9 +348,29 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+/// Tests with thousands of connections need more descriptors than many systems give at first;
+/// a process may raise its own limit up to the one set for it.
+fn allow_many_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        static RAISED: std::sync::Once = std::sync::Once::new();
+        RAISED.call_once(|| {
+            let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+            let raised = Rlimit {
+                current: maximum,
+                maximum,
+            };
+            // Where that is refused, tests with fewer connections still run.
+            let _ = setrlimit(Resource::Nofile, raised);
+        });
+    }
+}
+
 impl Server {
     /// Listens on a free port of the loopback interface.
     pub(crate) fn start() -> Self {
+        allow_many_files();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound listener");
         let shared = Arc::new(Shared {
