@@ -55,8 +55,8 @@ def train_with_pytorch(threads):
 
 
 def engine(threads):
-    command = "cargo test --release --lib milestones::speed -- --nocapture"
-    environment = os.environ | {"THREADS": str(threads), "TINKER_TEST_LONG": "1"}
+    command = "cargo run --release --example builtin_model -- speed"
+    environment = os.environ | {"THREADS": str(threads)}
     output = subprocess.run(command.split(), capture_output=True, text=True, check=True, env=environment).stdout
     wall, cpu = re.search(r"training: (\d+) tokens/s, (\d+) per processor second", output).groups()
     return float(wall), float(cpu)

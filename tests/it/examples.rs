@@ -225,6 +225,12 @@ fn faults_are_mended_or_named() {
 }
 
 #[test]
+fn the_built_in_model_begins_as_it_was_made() {
+    let text = succeed(example("builtin_model").arg("check"));
+    assert!(text.ends_with("all of it begins as it should\n"), "{text}");
+}
+
+#[test]
 fn loadgen_measures() {
     #[track_caller]
     fn check(server: &LocalServer, args: &[&str], units: f64, unit: &str) {

@@ -387,8 +387,6 @@ fn is_test(path: &str) -> bool {
     path.contains("/tests/")
         || path.ends_with("/tests.rs")
         || path.starts_with("wire/conformance/")
-        || path.starts_with("local/engine/milestones/")
-        || path.starts_with("local/engine/pretrain/")
         || path == "local/engine/fixtures.rs"
         || path == "client/parity.rs"
 }

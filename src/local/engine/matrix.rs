@@ -190,15 +190,6 @@ impl Matrix {
         }
     }
 
-    /// The weights to change in place, if they are in memory.
-    #[cfg(test)]
-    pub(crate) fn as_mut(&mut self) -> Option<&mut [f32]> {
-        match &mut self.store {
-            Store::Memory(data) => Some(data),
-            Store::File(_) => None,
-        }
-    }
-
     /// Copies one row, widened, into `out`.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
         self.read(row, 0..self.cols, out);

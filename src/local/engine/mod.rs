@@ -42,8 +42,6 @@ mod loss;
 mod mapping;
 mod matrix;
 mod memory;
-#[cfg(test)]
-mod milestones;
 mod model;
 mod ops;
 mod optim;
@@ -52,8 +50,6 @@ mod pass;
 mod peft;
 mod pick;
 mod prefix;
-#[cfg(test)]
-mod pretrain;
 mod prompt;
 mod quant;
 #[cfg(test)]
@@ -76,6 +72,23 @@ pub(crate) use sample::{
     PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason,
 };
 pub(crate) use train::{Datum, LossInputs, LossOutput, Trainer};
+
+/// What the tool that makes the built-in model (`benches/builtin_model`) needs of the inside.
+#[allow(unused_imports, reason = "used by that tool and by tests")]
+pub(crate) mod inside {
+    pub(crate) use super::config::{Bias, Config, LayerKind, Usual};
+    pub(crate) use super::family::{Activation, Family};
+    pub(crate) use super::gemm::{View, product};
+    pub(crate) use super::linear::{Slot, add};
+    pub(crate) use super::lora::{LoraSpec, Target};
+    pub(crate) use super::matrix::Matrix;
+    pub(crate) use super::model::{AfterNorms, Base, HeadNorms, Layer, Net, Projection, Weights};
+    pub(crate) use super::optim::AdamState;
+    pub(crate) use super::pass::{Gradients, Rest, RestLayer};
+    pub(crate) use super::rng::Rng;
+    pub(crate) use super::rope::Rope;
+    pub(crate) use super::train::{forward, run};
+}
 
 #[cfg(test)]
 mod fixtures;

@@ -1,13 +1,9 @@
 //! Random numbers, weights and shapes, for tests and for the shipped model's recipe.
 
-use super::config::{Bias, Config, LayerKind, Usual};
-use super::family::{Activation, Family};
-use super::lora::LoraSpec;
-use super::matrix::Matrix;
-use super::model::{AfterNorms, Base, HeadNorms, Layer, Projection, Weights};
-use super::rng::Rng;
-use super::rope::Rope;
-use crate::error::Result;
+use crate::local::engine::inside::{
+    Activation, AfterNorms, Bias, Config, Family, HeadNorms, Layer, LayerKind, LoraSpec, Matrix,
+    Projection, Rng, Rope, Usual, Weights,
+};
 
 impl Rng {
     /// A whole number in `[0, limit)`; `limit` must not be 0.
@@ -99,17 +95,6 @@ impl Weights {
             rotaries: config.rotaries(),
             config,
         }
-    }
-}
-
-impl Base {
-    /// A byte-level model with random weights: 256 bytes, then BOS, EOS and other markers.
-    ///
-    /// # Errors
-    ///
-    /// If the threads cannot be started.
-    pub(crate) fn random(seed: u64, threads: usize) -> Result<Self> {
-        Self::new(Weights::random(Config::tiny(), seed), threads)
     }
 }
 

@@ -224,7 +224,7 @@ const GROUP_ROWS: usize = 512;
 
 /// Runs all data in groups spread over the pool, and adds up in group order: the result does
 /// not depend on the number of threads.
-pub(super) fn run(
+pub(crate) fn run(
     base: &Base,
     net: Net<'_>,
     data: &[Datum],

@@ -29,7 +29,7 @@ use super::scratch::Scratch;
 use crate::error::Result;
 use job::{Age, Growing, Job};
 #[cfg(test)]
-pub(crate) use tests::{sample, sample_all};
+pub(crate) use tests::sample;
 
 /// Sequences under way at once.
 const SEQUENCES: usize = 64;

@@ -20,7 +20,7 @@ pub(crate) fn sample(
 }
 
 /// Samples some requests side by side.
-pub(crate) fn sample_all(
+fn sample_all(
     base: &Base,
     adapter: Option<&Arc<Adapter>>,
     requests: &[SampleRequest],

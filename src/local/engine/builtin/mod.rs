@@ -1,6 +1,6 @@
 //! The model that ships with the crate: 357,000 weights, one token per byte.
 //!
-//! It was made by this project from synthetic string tasks; `pretrain` is the recipe. It copies,
+//! It was made by this project from synthetic string tasks; `benches/builtin_model` has the recipe. It copies,
 //! reverses, sorts and spells words, adds carelessly, and knows no Pig Latin yet.
 
 use super::config::Config;

@@ -1,6 +1,6 @@
 //! Muon: momentum whose update is made orthogonal, which suits hidden matrices.
 
-use super::super::gemm::{View, product};
+use crate::local::engine::inside::{View, product};
 
 /// The momentum of one matrix.
 #[derive(Debug, Default)]

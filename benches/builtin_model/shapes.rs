@@ -4,18 +4,14 @@
 
 use std::sync::Arc;
 
-use super::large::{SMALL, write_model};
-use super::long;
-use super::speed::measure;
-use crate::local::engine::batch::sample_all;
-use crate::local::engine::lora::{Adapter, LoraSpec};
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::Base;
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks;
-use crate::local::engine::rng::Rng;
-use crate::local::engine::sample::SampleRequest;
-use crate::local::engine::train::{Datum, Trainer};
+use crate::drive::sample_all;
+use crate::large::{SMALL, write_model};
+use crate::local::engine::inside::Rng;
+use crate::local::engine::{
+    AdamParams, Adapter, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer,
+};
+use crate::speed::measure;
+use crate::tasks;
 
 /// SmolLM2-135M.
 const SMOLLM2: &str = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
@@ -23,10 +19,9 @@ const SMOLLM2: &str = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_si
     "intermediate_size": 1536, "rope_theta": 100000, "tie_word_embeddings": true,
     "max_position_embeddings": 8192}"#;
 
-#[test]
-fn shapes() {
+pub(crate) fn shapes(long: bool) {
     let folder = tempfile::tempdir().unwrap();
-    write_model(folder.path(), if long() { SMOLLM2 } else { SMALL });
+    write_model(folder.path(), if long { SMOLLM2 } else { SMALL });
     let base = Base::load(folder.path(), 2).unwrap();
     let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
     let mut rng = Rng::new(1);
@@ -35,7 +30,7 @@ fn shapes() {
             .map(|_| rng.below(base.config().vocab) as u32)
             .collect()
     };
-    let scale = if long() { 1 } else { 16 };
+    let scale = if long { 1 } else { 16 };
     for (sequences, length) in [(8, 128 / scale), (1, 512 / scale)] {
         let data: Vec<Datum> = (0..sequences)
             .map(|_| {
@@ -44,7 +39,7 @@ fn shapes() {
             })
             .collect();
         let name = format!("training {sequences} x {length}");
-        measure(&name, sequences * length, || {
+        measure(long, &name, sequences * length, || {
             let output = trainer.forward_backward(&data, &Loss::CrossEntropy);
             trainer.optim_step(&AdamParams::default()).unwrap();
             let data = output.unwrap().data;
@@ -54,13 +49,13 @@ fn shapes() {
     let adapter = trainer.adapter();
     let prompt = tokens(512 / scale);
     let read = prompt.len();
-    measure("prefill", read, || {
+    measure(long, "prefill", read, || {
         grow(&base, &adapter, SampleRequest::new(prompt.clone(), 1), 1) - 1 + read
     });
     for samples in [1, 16, 64] {
         let length = 32 / scale;
         let request = SampleRequest::new(tokens(16), length);
-        measure(&format!("decode {samples}"), samples * length, || {
+        measure(long, &format!("decode {samples}"), samples * length, || {
             grow(&base, &adapter, request.clone(), samples)
         });
     }

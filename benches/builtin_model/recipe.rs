@@ -1,38 +1,22 @@
-//! The recipe of the shipped model, and proof that it is the one that was used.
-//!
-//! One seed and synthetic data only; the number of threads makes no difference. The long form,
-//! `TINKER_TEST_LONG=1 cargo test --release --lib the_recipe_makes_the_shipped_model -- --nocapture`,
-//! takes some minutes; with `TINKER_WRITE_BASE_MODEL=FILE` it writes the weights it made.
-
-mod muon;
-pub(crate) mod tasks;
+//! The recipe of the shipped model: one seed and synthetic data only; the number of threads makes
+//! no difference.
 
 use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::batch::sample;
-use super::builtin;
-use super::config::Config;
-use super::linear::Slot;
-use super::lora::Target;
-use super::loss::Loss;
-use super::milestones;
-use super::model::{Base, Net, Projection, Weights};
-use super::optim::{AdamParams, AdamState};
-use super::pass::{Gradients, Rest, RestLayer};
-use super::rng::Rng;
-use super::sample::SampleRequest;
-use super::train::{self, Datum};
-use crate::local::state::disk;
-use muon::Muon;
-use tasks::{Example, Style, TASKS};
+use crate::drive::sample;
+use crate::local::engine::inside::{
+    AdamState, Config, Gradients, Matrix, Net, Projection, Rest, RestLayer, Rng, Slot, Target,
+    Weights, add, run,
+};
+use crate::local::engine::{AdamParams, Base, Datum, Loss, SampleRequest, builtin};
+use crate::muon::Muon;
+use crate::tasks::{self, Example, Style, TASKS};
 
 const SEED: u64 = 20_261_116;
 const STEPS: usize = 1800;
 const EXAMPLES_PER_STEP: usize = 128;
-/// Of the file the recipe writes.
-const CHECKSUM: u64 = 0xA7D3_244F_6FF1_5170;
 
 /// The model on its way.
 struct Recipe {
@@ -48,13 +32,14 @@ struct Recipe {
 impl Recipe {
     fn new(threads: usize) -> Self {
         let weights = Weights::random(Config::tiny(), SEED);
+        let runner = Base::new(weights.clone(), threads).unwrap();
         Self {
             optimizer: Optimizer::new(&weights),
             weights,
             words: tasks::words(),
             rng: Rng::new(SEED),
             done: 0,
-            runner: Base::random(0, threads).unwrap(),
+            runner,
         }
     }
 
@@ -72,7 +57,7 @@ impl Recipe {
         let (output, gradients) = runner.run(|| {
             let fresh = || whole(&weights.config);
             let net = Net::new(weights, None);
-            train::run(runner, net, &data, &Loss::CrossEntropy, Some(&fresh))
+            run(runner, net, &data, &Loss::CrossEntropy, Some(&fresh))
         });
         let left = 1.0 - self.done as f32 / STEPS as f32;
         self.optimizer
@@ -82,9 +67,8 @@ impl Recipe {
     }
 }
 
-/// It begins as recorded, on any number of threads; the long form goes through all of it.
-#[test]
-fn the_recipe_makes_the_shipped_model() {
+/// The first steps, which are the same on any number of threads, and as they were recorded.
+pub(crate) fn begins_as_recorded() {
     let mut alone = Recipe::new(1);
     let losses: Vec<f64> = (0..3).map(|_| alone.step()).collect();
     for (loss, recorded) in losses.iter().zip([5.547_638, 5.127_605, 4.537_453]) {
@@ -93,12 +77,10 @@ fn the_recipe_makes_the_shipped_model() {
     let mut together = Recipe::new(3);
     assert_eq!(losses, [(); 3].map(|()| together.step()));
     assert!(save(&alone.weights) == save(&together.weights));
-    if milestones::long() {
-        whole_recipe();
-    }
 }
 
-fn whole_recipe() {
+/// All of it: the bytes of the model's file.
+pub(crate) fn make() -> Vec<u8> {
     let started = Instant::now();
     let mut recipe = Recipe::new(0);
     let mut mean = 0.0;
@@ -111,11 +93,7 @@ fn whole_recipe() {
             println!("{} {mean:.4} {seconds} s {report}", recipe.done);
         }
     }
-    let bytes = save(&recipe.weights);
-    if let Some(path) = std::env::var_os("TINKER_WRITE_BASE_MODEL") {
-        std::fs::write(path, &bytes).unwrap();
-    }
-    assert!(bytes == builtin::WEIGHTS, "the shipped model is another");
+    save(&recipe.weights)
 }
 
 /// Greedy accuracy on each task.
@@ -168,30 +146,31 @@ impl Optimizer {
                 let Slot::Dense(gradient) = gradients.slot(Target::Layer(layer, projection)) else {
                     unreachable!("every matrix is trained");
                 };
-                let matrix = weights.layers[layer].projections[projection as usize]
-                    .as_mut()
-                    .unwrap();
-                muon.step(matrix, gradient, rows, cols, 0.02 * rate);
+                let matrix = &mut weights.layers[layer].projections[projection as usize];
+                let mut values = matrix.to_f32();
+                muon.step(&mut values, gradient, rows, cols, 0.02 * rate);
+                *matrix = Matrix::new(rows, cols, values);
             }
         }
         let Slot::Dense(head) = &gradients.head else {
             unreachable!("the head is trained");
         };
         let rest = gradients.rest.as_mut().unwrap();
-        super::linear::add(&mut rest.embed, head);
+        add(&mut rest.embed, head);
         let mut gradient: Vec<f32> = rest_of_gradients(rest).concat();
         gradient.iter_mut().for_each(|g| *g /= scale);
-        let mut values: Vec<f32> = rest_of_weights(weights)
-            .into_iter()
-            .flat_map(|part| part.to_vec())
-            .collect();
+        let mut values = weights.embed.to_f32();
+        for part in norms(weights) {
+            values.extend_from_slice(part);
+        }
         let params = AdamParams {
             learning_rate: f64::from(6e-3 * rate),
             ..AdamParams::default()
         };
         self.rest.step(&mut values, &mut gradient, &params).unwrap();
-        let mut values = &values[..];
-        for part in rest_of_weights(weights) {
+        let (embed, mut values) = values.split_at(config.vocab * config.width);
+        weights.embed = Matrix::new(config.vocab, config.width, embed.to_vec());
+        for part in norms(weights) {
             let (mine, others) = values.split_at(part.len());
             part.copy_from_slice(mine);
             values = others;
@@ -199,9 +178,9 @@ impl Optimizer {
     }
 }
 
-/// Embedding and norms, in one order for weights and gradients alike.
-fn rest_of_weights(weights: &mut Weights) -> Vec<&mut [f32]> {
-    let mut parts = vec![weights.embed.as_mut().unwrap(), &mut weights.norm[..]];
+/// The norms, in the order in which [`rest_of_gradients`] has them after the embedding.
+fn norms(weights: &mut Weights) -> Vec<&mut [f32]> {
+    let mut parts = vec![&mut weights.norm[..]];
     for layer in &mut weights.layers {
         let norms = layer.head_norms.as_mut().unwrap();
         parts.extend([
@@ -259,9 +238,9 @@ fn round(weights: &Weights) -> Weights {
         .iter_mut()
         .flat_map(|layer| &mut layer.projections);
     for matrix in layers.chain([&mut weights.embed]) {
-        for value in matrix.as_mut().unwrap() {
-            *value = half::bf16::from_f32(*value).to_f32();
-        }
+        let values = matrix.to_f32().into_iter();
+        let rounded = values.map(|value| half::bf16::from_f32(value).to_f32());
+        *matrix = Matrix::new(matrix.rows(), matrix.cols(), rounded.collect());
     }
     weights
 }
@@ -320,11 +299,9 @@ fn save(weights: &Weights) -> Vec<u8> {
 }
 
 /// The shipped model's answers to the tasks, to notice a damaged or forgotten file.
-#[test]
-fn the_shipped_model_has_learned_its_tasks() {
+pub(crate) fn the_shipped_model_has_learned_its_tasks() {
     let base = Base::builtin(1).unwrap();
     assert!(builtin::WEIGHTS.len() < 1_000_000);
-    assert_eq!(disk::checksum(builtin::WEIGHTS), CHECKSUM);
     for (task, word, answer) in [
         ("copy", "garden", "garden"),
         ("reverse", "stone", "enots"),
@@ -335,11 +312,8 @@ fn the_shipped_model_has_learned_its_tasks() {
         let mut request = SampleRequest::new(prompt, 20);
         request.temperature = 0.0;
         request.stop.tokens = base.config().eos.clone();
-        let tokens = sample(&base, None, &request)
-            .unwrap()
-            .sequences
-            .remove(0)
-            .tokens;
-        assert_eq!(builtin::decode(&tokens), answer.as_bytes());
+        let output = sample(&base, None, &request).unwrap();
+        let tokens = &output.sequences[0].tokens;
+        assert_eq!(builtin::decode(tokens), answer.as_bytes());
     }
 }

@@ -2,30 +2,25 @@
 
 use std::time::Instant;
 
-use super::long;
-use crate::local::engine::batch::sample;
-use crate::local::engine::builtin::EOS;
-use crate::local::engine::lora::{Adapter, LoraSpec};
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::Base;
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks::{self, Example, Style};
-use crate::local::engine::rng::Rng;
-use crate::local::engine::sample::SampleRequest;
-use crate::local::engine::train::{Datum, LossInputs, Trainer, forward};
+use crate::drive::sample;
+use crate::local::engine::inside::{Rng, forward};
+use crate::local::engine::{
+    AdamParams, Adapter, Base, Datum, LoraSpec, Loss, LossInputs, SampleRequest, Trainer,
+    builtin::EOS,
+};
+use crate::tasks::{self, Example, Style};
 
 const PROMPTS: usize = 16;
 const SAMPLES: usize = 16;
 
-#[test]
-fn rewards_make_it_add_carefully() {
+pub(crate) fn rewards_make_it_add_carefully(long: bool) {
     let base = Base::builtin(2).unwrap();
     let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
     let mut rng = Rng::new(8);
     let started = Instant::now();
     let before = expected_reward(&base, &trainer.adapter());
     assert!((0.33..0.40).contains(&before), "{before}");
-    let (steps, learning_rate) = if long() { (240, 1e-3) } else { (6, 5e-3) };
+    let (steps, learning_rate) = if long { (240, 1e-3) } else { (6, 5e-3) };
     for step in 1..=steps {
         let data: Vec<Datum> = (0..PROMPTS)
             .flat_map(|_| roll_out(&base, &trainer, &mut rng))
@@ -47,7 +42,7 @@ fn rewards_make_it_add_carefully() {
     let after = expected_reward(&base, &trainer.adapter());
     println!("reward {before:.2} -> {after:.2}");
     assert!(
-        after > if long() { 0.86 } else { before + 0.02 },
+        after > if long { 0.86 } else { before + 0.02 },
         "{before} {after}"
     );
 }

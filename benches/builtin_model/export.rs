@@ -2,21 +2,14 @@
 
 use std::path::Path;
 
-use super::long;
-use super::pig_latin::question;
-use crate::local::engine::builtin;
-use crate::local::engine::lora::{Adapter, LoraSpec};
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::Base;
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks;
-use crate::local::engine::train::{Trainer, forward};
+use crate::local::engine::{AdamParams, Base, LoraSpec, Loss, Trainer, builtin};
+use crate::pig_latin::question;
+use crate::tasks;
 
-/// A trained adapter survives the way through `peft`'s files. The long form leaves the shipped
-/// model, the adapter and its log-probabilities in `target/peft`, where
-/// `tests/fixtures/engine/check_peft.py` compares them with transformers and peft.
-#[test]
-fn exports_an_adapter_for_peft() {
+/// A trained adapter as `peft`'s files. The long form leaves the shipped model, the adapter and its
+/// log-probabilities in `target/peft`, where `tests/fixtures/engine/check_peft.py` compares them with
+/// transformers and peft.
+pub(crate) fn exports_an_adapter_for_peft(long: bool) {
     let base = Base::builtin(2).unwrap();
     let mut trainer = Trainer::new(&base, LoraSpec::new(8, 1)).unwrap();
     let (prompt, answer) = question("elephant");
@@ -33,10 +26,9 @@ fn exports_an_adapter_for_peft() {
     }
     let output = trainer.forward(&data, &Loss::CrossEntropy).unwrap();
     let files = trainer.adapter().to_peft("target/peft").unwrap();
-    let again = Adapter::from_peft(base.config(), &files).unwrap();
-    let same = forward(&base, Some(&again), &data, &Loss::CrossEntropy).unwrap();
-    assert_eq!(same, output);
-    if !long() {
+    let config: serde_json::Value = serde_json::from_str(&files.config).unwrap();
+    assert_eq!(config["r"], 8);
+    if !long {
         return;
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peft");

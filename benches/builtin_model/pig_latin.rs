@@ -2,23 +2,18 @@
 
 use std::time::Instant;
 
-use super::long;
-use crate::local::engine::batch::sample;
-use crate::local::engine::builtin::{self, BOS, EOS};
-use crate::local::engine::lora::LoraSpec;
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::Base;
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks;
-use crate::local::engine::rng::Rng;
-use crate::local::engine::sample::SampleRequest;
-use crate::local::engine::train::{Datum, Trainer};
+use crate::drive::sample;
+use crate::local::engine::inside::Rng;
+use crate::local::engine::{
+    AdamParams, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer,
+    builtin::{self, BOS, EOS},
+};
+use crate::tasks;
 
 /// How many steps the learning rate takes to reach 0.
 const STEPS: usize = 300;
 
-#[test]
-fn learns_pig_latin_on_words_it_has_never_seen() {
+pub(crate) fn learns_pig_latin_on_words_it_has_never_seen(long: bool) {
     let base = Base::builtin(2).unwrap();
     let mut words = tasks::words();
     let mut rng = Rng::new(4);
@@ -41,7 +36,7 @@ fn learns_pig_latin_on_words_it_has_never_seen() {
     assert_eq!(accuracy(&trainer), 0, "it was never shown any");
     let started = Instant::now();
     let mut losses = Vec::new();
-    for step in 0..if long() { STEPS } else { 12 } {
+    for step in 0..if long { STEPS } else { 12 } {
         let batch: Vec<Datum> = (0..64)
             .map(|_| {
                 let (prompt, answer) = question(known[rng.below(known.len())]);
@@ -58,7 +53,7 @@ fn learns_pig_latin_on_words_it_has_never_seen() {
         trainer.optim_step(&adam).unwrap();
     }
     let seconds = started.elapsed().as_secs_f32();
-    if long() {
+    if long {
         let after = accuracy(&trainer);
         println!("Pig Latin: 0 % -> {after} % of 100 held-out words in {seconds:.1} s");
         assert!(after >= 95);
@@ -67,7 +62,7 @@ fn learns_pig_latin_on_words_it_has_never_seen() {
     }
 }
 
-pub(super) fn question(word: &str) -> (Vec<u32>, Vec<u32>) {
+pub(crate) fn question(word: &str) -> (Vec<u32>, Vec<u32>) {
     let mut prompt = vec![BOS];
     prompt.extend(builtin::encode(&format!("English: {word}\nPig Latin: ")));
     let mut answer = builtin::encode(&pig_latin(word));

@@ -3,9 +3,9 @@
 //! Pig Latin is not among them, so that it can be taught; and half of the sums are wrong on
 //! purpose, so that there is something to reward.
 
-use super::super::builtin::{BOS, EOS, IM_END, IM_START};
-use super::super::rng::Rng;
-use super::super::train::{Datum, LossInputs};
+use crate::local::engine::builtin::{BOS, EOS, IM_END, IM_START};
+use crate::local::engine::inside::Rng;
+use crate::local::engine::{Datum, LossInputs};
 
 /// The tasks, by the word that asks for them.
 pub(crate) const TASKS: [&str; 7] = ["copy", "reverse", "first", "rest", "sort", "spell", "add"];

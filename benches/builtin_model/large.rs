@@ -5,17 +5,10 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use super::long;
-use crate::local::engine::batch::sample;
-use crate::local::engine::config::Config;
-use crate::local::engine::lora::LoraSpec;
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::{Base, Projection};
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks;
-use crate::local::engine::rng::Rng;
-use crate::local::engine::sample::SampleRequest;
-use crate::local::engine::train::{Datum, Trainer};
+use crate::drive::sample;
+use crate::local::engine::inside::{Config, Projection, Rng};
+use crate::local::engine::{AdamParams, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer};
+use crate::tasks;
 
 const LARGE: &str = r#"{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
     "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
@@ -23,22 +16,21 @@ const LARGE: &str = r#"{"model_type": "qwen3", "vocab_size": 151936, "hidden_siz
     "max_position_embeddings": 40960}"#;
 
 /// Large enough to be run the way large models are: in bf16, with the adapter kept apart.
-pub(super) const SMALL: &str = r#"{"model_type": "qwen3", "vocab_size": 32768, "hidden_size": 256,
+pub(crate) const SMALL: &str = r#"{"model_type": "qwen3", "vocab_size": 32768, "hidden_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "intermediate_size": 256, "rope_theta": 1000000, "tie_word_embeddings": true,
     "max_position_embeddings": 40960}"#;
 
-#[test]
-fn a_model_of_600_million_weights_fits_in_3_gb() {
+pub(crate) fn a_model_of_600_million_weights_fits_in_3_gb(long: bool) {
     let folder = tempfile::tempdir().unwrap();
-    write_model(folder.path(), if long() { LARGE } else { SMALL });
+    write_model(folder.path(), if long { LARGE } else { SMALL });
     let started = Instant::now();
     let base = Base::load(folder.path(), 2).unwrap();
     let seconds = started.elapsed().as_secs_f32();
     println!("{} weights loaded in {seconds:.2} s", base.weights().len());
     let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
     let mut rng = Rng::new(1);
-    let (sequences, length) = if long() { (4, 129) } else { (2, 17) };
+    let (sequences, length) = if long { (4, 129) } else { (2, 17) };
     let data: Vec<Datum> = (0..sequences)
         .map(|_| {
             let mut token = || rng.below(base.config().vocab) as u32;
@@ -67,7 +59,7 @@ fn a_model_of_600_million_weights_fits_in_3_gb() {
     assert_eq!(output.sequences[0].tokens.len(), 16);
     let rate = 16.0 / started.elapsed().as_secs_f64();
     println!("sampling: {rate:.1} tokens/s");
-    if long() {
+    if long {
         let peak = peak_memory();
         println!("peak resident memory: {} MB", peak >> 20);
         assert!(peak < 3_000_000_000);
@@ -83,7 +75,7 @@ fn peak_memory() -> usize {
 }
 
 /// Writes a folder with random weights in bf16.
-pub(super) fn write_model(folder: &Path, json: &str) {
+pub(crate) fn write_model(folder: &Path, json: &str) {
     std::fs::write(folder.join("config.json"), json).unwrap();
     let config = Config::parse(json.as_bytes()).unwrap();
     let mut shapes = vec![(

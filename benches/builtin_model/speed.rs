@@ -3,21 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::long;
-use crate::local::engine::batch::sample_all;
-use crate::local::engine::builtin;
-use crate::local::engine::lora::{Adapter, LoraSpec};
-use crate::local::engine::loss::Loss;
-use crate::local::engine::model::Base;
-use crate::local::engine::optim::AdamParams;
-use crate::local::engine::pretrain::tasks;
-use crate::local::engine::rng::Rng;
-use crate::local::engine::sample::SampleRequest;
-use crate::local::engine::train::{Datum, Trainer};
+use crate::drive::sample_all;
+use crate::local::engine::inside::Rng;
+use crate::local::engine::{
+    AdamParams, Adapter, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer, builtin,
+};
+use crate::tasks;
 
 /// Everything is done once; the long form repeats it for some seconds and prints the figures.
-#[test]
-fn speed() {
+pub(crate) fn speed(long: bool) {
     let threads = std::env::var("THREADS").map_or(2, |threads| threads.parse().unwrap());
     let base = Base::builtin(threads).unwrap();
     let mut rng = Rng::new(1);
@@ -28,32 +22,31 @@ fn speed() {
         })
         .collect();
     let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
-    measure("training", 64 * 64, || {
+    let length = if long { 256 } else { 16 };
+    measure(long, "training", 64 * 64, || {
         let output = trainer.forward_backward(&data, &Loss::CrossEntropy);
         trainer.optim_step(&AdamParams::default()).unwrap();
         let data = output.unwrap().data;
         data.iter().map(|datum| datum.logprobs.len()).sum()
     });
     let adapter = trainer.adapter();
-    measure("sampling 1", length(), || grow(&base, &adapter, 1, 1));
-    measure("sampling 16", 16 * length(), || {
-        grow(&base, &adapter, 1, 16)
-    });
-    measure("sampling 16 requests", 16 * length(), || {
-        grow(&base, &adapter, 16, 1)
-    });
-}
-
-/// Tokens of each sample.
-fn length() -> usize {
-    if long() { 256 } else { 16 }
+    let grow = |requests, samples| grow(&base, &adapter, length, requests, samples);
+    measure(long, "sampling 1", length, || grow(1, 1));
+    measure(long, "sampling 16", 16 * length, || grow(1, 16));
+    measure(long, "sampling 16 requests", 16 * length, || grow(16, 1));
 }
 
 /// Samples so many tokens for each sequence, and counts them.
-fn grow(base: &Base, adapter: &Arc<Adapter>, requests: usize, samples: usize) -> usize {
+fn grow(
+    base: &Base,
+    adapter: &Arc<Adapter>,
+    length: usize,
+    requests: usize,
+    samples: usize,
+) -> usize {
     let requests: Vec<SampleRequest> = (0..requests)
         .map(|_| {
-            let mut request = SampleRequest::new(builtin::encode("reverse something"), length());
+            let mut request = SampleRequest::new(builtin::encode("reverse something"), length);
             request.num_samples = samples;
             request
         })
@@ -66,9 +59,9 @@ fn grow(base: &Base, adapter: &Arc<Adapter>, requests: usize, samples: usize) ->
 /// Does `work`, which must give so many tokens, and in the long form repeats it for some seconds
 /// and prints its tokens per second: by the clock, and per second of processor time, which a busy
 /// machine does not distort.
-pub(super) fn measure(name: &str, expected: usize, mut work: impl FnMut() -> usize) {
+pub(crate) fn measure(long: bool, name: &str, expected: usize, mut work: impl FnMut() -> usize) {
     assert_eq!(work(), expected);
-    if !long() {
+    if !long {
         return;
     }
     let (started, cpu) = (Instant::now(), cpu_seconds());
