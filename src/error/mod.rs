@@ -124,6 +124,30 @@ impl Invalid {
     }
 }
 
+/// The context that every variant but one has, borrowed as the error is.
+macro_rules! context_of {
+    ($error:expr) => {
+        match $error {
+            Self::Invalid(_) => None,
+            Self::Config(context)
+            | Self::Credentials(context)
+            | Self::Status(context)
+            | Self::Connection(context)
+            | Self::Timeout(context)
+            | Self::Reply(context)
+            | Self::Failed(context)
+            | Self::Lost(context)
+            | Self::Broken(context)
+            | Self::Closed(context)
+            | Self::Cancelled(context)
+            | Self::NotSent(context)
+            | Self::Io(context)
+            | Self::Callback(context)
+            | Self::Internal(context) => Some(context),
+        }
+    };
+}
+
 impl Error {
     /// A value refused before sending: names the field and says what is allowed.
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
@@ -183,45 +207,11 @@ impl Error {
 
     /// What is known about the request; `None` for [`Invalid`](Self::Invalid).
     pub fn context(&self) -> Option<&Context> {
-        match self {
-            Self::Invalid(_) => None,
-            Self::Config(context)
-            | Self::Credentials(context)
-            | Self::Status(context)
-            | Self::Connection(context)
-            | Self::Timeout(context)
-            | Self::Reply(context)
-            | Self::Failed(context)
-            | Self::Lost(context)
-            | Self::Broken(context)
-            | Self::Closed(context)
-            | Self::Cancelled(context)
-            | Self::NotSent(context)
-            | Self::Io(context)
-            | Self::Callback(context)
-            | Self::Internal(context) => Some(context),
-        }
+        context_of!(self)
     }
 
     pub(crate) fn context_mut(&mut self) -> Option<&mut Context> {
-        match self {
-            Self::Invalid(_) => None,
-            Self::Config(context)
-            | Self::Credentials(context)
-            | Self::Status(context)
-            | Self::Connection(context)
-            | Self::Timeout(context)
-            | Self::Reply(context)
-            | Self::Failed(context)
-            | Self::Lost(context)
-            | Self::Broken(context)
-            | Self::Closed(context)
-            | Self::Cancelled(context)
-            | Self::NotSent(context)
-            | Self::Io(context)
-            | Self::Callback(context)
-            | Self::Internal(context) => Some(context),
-        }
+        context_of!(self)
     }
 
     /// Whether the request behind this error took effect on the service.

@@ -3,6 +3,7 @@
 mod machine;
 mod poller;
 mod results;
+mod trouble;
 mod watch;
 
 pub(crate) use self::poller::Poller;

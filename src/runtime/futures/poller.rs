@@ -4,14 +4,15 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::results::Results;
-use crate::error::{Context, Error, Result};
+use super::trouble::{FORGIVEN, Trouble};
+use crate::error::{Context, Error, Meaning, Result};
 use crate::runtime::calls::{AttemptError, BILLING_PAUSE};
 use crate::runtime::threads::Background;
 use crate::sync::{Condvar, Mutex, lock, wait_while};
-use crate::transport::retry::{Meaning, error_from_response, wish};
+use crate::transport::retry::wish;
 use crate::transport::{Body, Request, Response};
 use crate::wire::reply::{CompletionsReply, decode_json};
 use crate::wire::request::{FuturesTarget, RetrieveFuturesRequest, to_json};
@@ -84,11 +85,7 @@ impl Early {
 pub(crate) enum Answer {
     Completions,
     /// Anything else; a success that cannot be read counts as broken off.
-    Trouble {
-        meaning: Meaning,
-        error: Error,
-        paused: bool,
-    },
+    Trouble(Trouble),
 }
 
 /// What to do next.
@@ -112,9 +109,6 @@ pub(crate) struct Machine {
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// 400s in a row that are put down to something on the way.
-const FORGIVEN: u32 = 3;
-
 impl Machine {
     pub(crate) fn new(patience: Duration) -> Self {
         Self {
@@ -131,11 +125,11 @@ impl Machine {
                 self.failing_since = None;
                 Verdict::Poll
             }
-            Answer::Trouble {
+            Answer::Trouble(Trouble {
                 meaning,
                 error,
                 paused,
-            } => match meaning {
+            }) => match meaning {
                 Meaning::Unpaid if paused => Verdict::Wait(BILLING_PAUSE),
                 Meaning::BadRequest if self.bad_requests < FORGIVEN => {
                     self.bad_requests += 1;
@@ -301,28 +295,10 @@ impl Shared {
         match outcome {
             Ok(response) if response.is_success() => match self.take(&response, &reported) {
                 Ok(()) => Answer::Completions,
-                Err(error) => Answer::Trouble {
-                    meaning: Meaning::BrokenOff,
-                    error,
-                    paused: false,
-                },
+                Err(error) => Answer::Trouble(Trouble::new(Meaning::BrokenOff, error)),
             },
-            Ok(response) => {
-                let meaning = Meaning::of_status(response.status());
-                Answer::Trouble {
-                    meaning,
-                    error: error_from_response(&response, &label, SystemTime::now()),
-                    paused: meaning == Meaning::Unpaid && results.link.billing_pause(),
-                }
-            }
-            Err(failed) => {
-                let (meaning, error) = failed.read(&label);
-                Answer::Trouble {
-                    meaning,
-                    error,
-                    paused: false,
-                }
-            }
+            Ok(response) => Answer::Trouble(Trouble::refused(&results.link, &response, &label)),
+            Err(failed) => Answer::Trouble(Trouble::unanswered(failed, &label)),
         }
     }
 
@@ -358,11 +334,8 @@ mod tests {
     fn status(status: u16) -> Answer {
         let mut context = Context::new("scripted");
         context.status = Some(status);
-        Answer::Trouble {
-            meaning: Meaning::of_status(status),
-            error: Error::Status(context),
-            paused: false,
-        }
+        let meaning = Meaning::of_status(status);
+        Answer::Trouble(Trouble::new(meaning, Error::Status(context)))
     }
 
     /// Feeds the answers, one second apart, and lists the verdicts.
@@ -386,11 +359,11 @@ mod tests {
     }
 
     fn trouble(meaning: Meaning, error: Error, paused: bool) -> Answer {
-        Answer::Trouble {
+        Answer::Trouble(Trouble {
             meaning,
             error,
             paused,
-        }
+        })
     }
 
     fn fault() -> Answer {

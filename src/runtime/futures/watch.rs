@@ -1,15 +1,15 @@
 //! The thin loop around [`Machine`]: polls one future until it has an outcome.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::machine::{Answer, Machine, Verdict};
 use super::results::{Failure, Results};
+use super::trouble::Trouble;
 use crate::config::Timeout;
-use crate::error::{Context, Effect, Error, Result};
+use crate::error::{Context, Effect, Error, Meaning, Result};
 use crate::runtime::pending::Status;
 use crate::runtime::threads::{BytesGuard, Crew};
-use crate::transport::retry::{Meaning, error_from_response};
 use crate::transport::{Body, Request, Response};
 use crate::types::QueueStatus;
 use crate::wire::reply::{RESULT_TYPES, RetrieveReply};
@@ -159,7 +159,9 @@ impl<T: Send + 'static> Watch<T> {
             };
             let now = self.results.link.clock().now();
             let reason = match &answer {
-                Answer::Trouble { error, .. } | Answer::Damaged(error) => error.to_string(),
+                Answer::Trouble(Trouble { error, .. }) | Answer::Damaged(error) => {
+                    error.to_string()
+                }
                 _ => String::new(),
             };
             let verdict = self.machine.next(answer, now, fastrand::f64());
@@ -261,11 +263,10 @@ impl<T: Send + 'static> Watch<T> {
                 let clears = note.is_some();
                 Polled::Answer(self.pending(note, clears))
             }
-            meaning => Polled::Answer(Answer::Trouble {
-                meaning,
-                error: error_from_response(&response, "POST retrieve_future", SystemTime::now()),
-                paused: meaning == Meaning::Unpaid && self.results.link.billing_pause(),
-            }),
+            _ => {
+                let (link, label) = (&self.results.link, RETRIEVE_FUTURE.label());
+                Polled::Answer(Answer::Trouble(Trouble::refused(link, &response, &label)))
+            }
         }
     }
 
@@ -294,12 +295,7 @@ impl<T: Send + 'static> Watch<T> {
         };
         request.read_timeout = Timeout::After(limit);
         self.results.link.attempt(request).map_err(|failed| {
-            let (meaning, error) = failed.read(&RETRIEVE_FUTURE.label());
-            Answer::Trouble {
-                meaning,
-                error,
-                paused: false,
-            }
+            Answer::Trouble(Trouble::unanswered(failed, &RETRIEVE_FUTURE.label()))
         })
     }
 
