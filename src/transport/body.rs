@@ -24,7 +24,7 @@ pub(super) enum Content<'a> {
 impl<'a> Content<'a> {
     pub(super) fn new(method: Method, body: &Body<'a>) -> Result<Self, Fault> {
         Ok(match *body {
-            // Without a length some servers wait for a body that never comes.
+            // Without a length, servers and proxies may wait for a body that never comes.
             Body::Empty if matches!(method, Method::Post | Method::Put) => Self::Bytes(&[]),
             Body::Empty => Self::Nothing(()),
             Body::Json(bytes) | Body::Proto { bytes, .. } => Self::Bytes(bytes),

@@ -49,7 +49,8 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const USER_AGENT: &str = concat!("tinker-sdk/", env!("CARGO_PKG_VERSION"), " (Rust)");
 
-/// How many bodiless 400s a pool takes for a proxy's before it believes them.
+/// How many bodiless 400s a pool takes for a proxy's before it believes them, as the reference does:
+/// the service's own errors have bodies (FastAPI's).
 const REJECTION_BUDGET: i32 = 16;
 
 /// The connections to one service. Cloning shares them.

@@ -1,7 +1,7 @@
 //! The JSON dialect of older and self-hosted servers, and choosing a decoder by content type.
 //!
-//! Services up to SDK 0.24 take `forward` and `forward_backward` as JSON and answer results as
-//! JSON; some self-hosted ones still do.
+//! Services up to SDK 0.24 ("the JSON era") take `forward` and `forward_backward` as JSON and answer
+//! results as JSON. SkyRL 0.3.0 still knows nothing else; newer SkyRL answers by `Accept`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -201,8 +201,9 @@ pub(crate) fn align_prompt(response: &mut SampleResponse, tokens: usize) {
     }
 }
 
-/// Some servers leave out the prompt's first token, which never has a log-probability: put its
-/// place back, so that entries line up with tokens.
+/// SkyRL leaves out the prompt's first token, which never has a log-probability, and sends N-1
+/// values for N tokens; the hosted service sends N, the first null. Its place is put back, so that
+/// entries line up with tokens on either.
 fn add_first_position(response: &mut SampleResponse) {
     match &response.prompt_logprobs {
         Some(logprobs) if logprobs.is_empty() => response.prompt_logprobs = None,

@@ -94,8 +94,8 @@ impl Body for ForwardBackwardRequest<'_> {
             sink.message(3, &DatumBody(datum));
         }
         sink.bytes(4, self.loss_fn.as_bytes());
-        // Numbers go into the old map, which older servers read, and into the new one; texts only
-        // fit the new one.
+        // Services of before 0.26.2 know only the old map, of numbers, and so does SkyRL; the new
+        // one also holds texts. The reference fills both.
         for (key, value) in self.loss_fn_config.into_iter().flatten() {
             if let LossConfigValue::Number(value) = *value {
                 sink.message(5, &DoubleEntry { key, value });

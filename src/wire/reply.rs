@@ -73,7 +73,7 @@ pub(crate) struct FutureReply {
     pub(crate) request_id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) model_id: Option<String>,
-    /// One id per sample; servers of the JSON era send none.
+    /// One id per sample; servers of the JSON era and SkyRL send none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sample_sequence_ids: Option<Vec<String>>,
 }

@@ -231,7 +231,8 @@ pub(crate) const CREATE_MODEL: Route = Route::post("create_model", Pool::Train)
     .result_of("CreateModel")
     .once();
 pub(crate) const GET_INFO: Route = Route::post("get_info", Pool::Train);
-/// Only servers of the JSON era have it; later ones take `forward_only` requests.
+/// Servers of the JSON era and SkyRL have it; since 0.25 the hosted service takes a
+/// `forward_backward` with `forward_only` instead.
 pub(crate) const FORWARD: Route = Route::post("forward", Pool::Train);
 pub(crate) const FORWARD_BACKWARD: Route =
     Route::post("forward_backward", Pool::Train).result_of("ForwardBackward");
@@ -252,7 +253,7 @@ pub(crate) const WEIGHTS_INFO: Route = Route::post("weights_info", Pool::Train)
     .with_sdk_method(Some("get_weights_info_by_tinker_path"));
 pub(crate) const CREATE_CUSTOM_LOSS: Route =
     Route::post("create_custom_loss", Pool::Train).result_of("CreateCustomLoss");
-/// Only servers of the JSON era have it.
+/// Servers of the JSON era and SkyRL have it; the reference asked for it last in 0.25.
 pub(crate) const UNLOAD_MODEL: Route =
     Route::post("unload_model", Pool::Train).result_of("UnloadModel");
 
@@ -313,7 +314,8 @@ pub(crate) const EXTERNAL_WEIGHTS_URLS: Route = Route::rest(
     "training_runs/{id}/checkpoints/{ckpt}/external_weights_urls",
     "get_external_weights_urls",
 );
-/// Only servers of the JSON era have it: a redirect to one archive file.
+/// Servers of the JSON era and SkyRL redirect to one archive file here; the reference asked for it
+/// last in 0.35.
 pub(crate) const CHECKPOINT_ARCHIVE: Route = Route::rest(
     Get,
     "training_runs/{id}/checkpoints/{ckpt}/archive",

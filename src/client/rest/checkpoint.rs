@@ -116,7 +116,7 @@ impl RestClient {
             }
             CheckpointKind::External => self.download_staged(&path, &stage, &options, None),
             CheckpointKind::Training => match self.download_exported(&path, &stage, &options) {
-                // Servers of older dialects export nothing, and some offer archives instead.
+                // SkyRL and servers of before 0.28 export nothing, but have archives.
                 Err(error)
                     if matches!(
                         error.meaning(),

@@ -100,7 +100,7 @@ impl RestClient {
         if head.content_type() != "application/json" {
             return Ok(());
         }
-        // Some servers name the address instead of redirecting to it.
+        // Servers of the JSON era redirect to the archive, or name its address in JSON.
         let answer = fs::read(file).map_err(|error| cannot("read", file, error))?;
         let elsewhere: Elsewhere = decode_json(&answer)?;
         download::to_file(&link, &elsewhere.url, file)

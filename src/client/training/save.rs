@@ -237,7 +237,8 @@ impl TrainingClient {
                 let sampler = self.session.sampler(id, false);
                 Ok(SamplingClient::new(sampler, self.session.clone()))
             }
-            // Some servers only save.
+            // The hosted service opens the sampler in the same request; a server may
+            // also just save.
             (None, Some(path)) => self.create_sampling_client(path),
             (None, None) => Err(Error::Reply(Context::new(
                 "the saved weights have neither a sampling session nor a path",

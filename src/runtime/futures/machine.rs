@@ -7,9 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{Context, Error};
+use super::trouble::{FORGIVEN, Trouble};
+use crate::error::{Context, Error, Meaning};
 use crate::runtime::calls::BILLING_PAUSE;
-use crate::transport::retry::{Backoff, Meaning, wish};
+use crate::transport::retry::{Backoff, wish};
 
 /// What one poll brought.
 #[derive(Debug)]
@@ -23,12 +24,7 @@ pub(crate) enum Answer {
     /// A success that cannot be read: cut short, malformed, of the wrong shape.
     Damaged(Error),
     /// Any other answer, or none.
-    Trouble {
-        meaning: Meaning,
-        error: Error,
-        /// Whether a 402 falls into the pause that the service grants for topping up.
-        paused: bool,
-    },
+    Trouble(Trouble),
 }
 
 /// What to do about it.
@@ -43,9 +39,6 @@ pub(crate) enum Verdict {
     /// The service lost the request: a sample may be submitted again.
     Lost(Error),
 }
-
-/// Spurious 400s that are forgiven in a row.
-const FORGIVEN: u32 = 3;
 
 /// Damaged answers that are fetched again in a row.
 const REFETCHES: u32 = 8;
@@ -121,11 +114,7 @@ impl Machine {
                 }
                 self.back_off(error, now, jitter)
             }
-            Answer::Trouble {
-                meaning,
-                error,
-                paused,
-            } => self.trouble(meaning, error, paused, now, jitter),
+            Answer::Trouble(trouble) => self.trouble(trouble, now, jitter),
         }
     }
 
@@ -134,16 +123,15 @@ impl Machine {
         self.failing_since
     }
 
-    fn trouble(
-        &mut self,
-        meaning: Meaning,
-        error: Error,
-        paused: bool,
-        now: Instant,
-        jitter: f64,
-    ) -> Verdict {
+    fn trouble(&mut self, trouble: Trouble, now: Instant, jitter: f64) -> Verdict {
+        let Trouble {
+            meaning,
+            error,
+            paused,
+        } = trouble;
         match meaning {
-            // Either the service is silent or it holds the poll: both mean "still pending".
+            // SkyRL holds a poll for up to 300 s, longer than we read; the hosted service ends it
+            // with a 408 after 45 s or so. Both mean "still pending".
             Meaning::Pending => Verdict::Poll,
             Meaning::Busy => {
                 // The service is alive and asks for patience: this may go on.
@@ -160,6 +148,7 @@ impl Machine {
                 Verdict::Poll
             }
             Meaning::Unpaid if paused => Verdict::Wait(BILLING_PAUSE),
+            // The hosted service says 410 of a promise it has lost, SkyRL after a restart 404.
             meaning if meaning.is_unknown() => Verdict::Lost(lost(error)),
             _ => Verdict::Fail(error),
         }
@@ -204,11 +193,8 @@ mod tests {
     fn status(status: u16) -> Answer {
         let mut context = Context::new("scripted");
         context.status = Some(status);
-        Answer::Trouble {
-            meaning: Meaning::of_status(status),
-            error: Error::Status(context),
-            paused: false,
-        }
+        let meaning = Meaning::of_status(status);
+        Answer::Trouble(Trouble::new(meaning, Error::Status(context)))
     }
 
     fn pending(clears: bool) -> Answer {
@@ -216,11 +202,8 @@ mod tests {
     }
 
     fn trouble(meaning: Meaning) -> Answer {
-        Answer::Trouble {
-            meaning,
-            error: Error::Connection(Context::new("reset")),
-            paused: false,
-        }
+        let error = Error::Connection(Context::new("reset"));
+        Answer::Trouble(Trouble::new(meaning, error))
     }
 
     fn fault() -> Answer {
@@ -321,12 +304,8 @@ mod tests {
     fn a_rate_limit_honours_the_wait_it_names() {
         let mut context = Context::new("slow down");
         context.retry_after = Some(Duration::from_millis(5));
-        let answer = Answer::Trouble {
-            meaning: Meaning::Busy,
-            error: Error::Status(context),
-            paused: false,
-        };
-        check(vec![answer], &["wait 0.005"]);
+        let busy = Trouble::new(Meaning::Busy, Error::Status(context));
+        check(vec![Answer::Trouble(busy)], &["wait 0.005"]);
     }
 
     #[test]
@@ -384,12 +363,11 @@ mod tests {
 
     #[test]
     fn an_unpaid_bill_waits_while_the_pause_lasts() {
-        let unpaid = Answer::Trouble {
-            meaning: Meaning::Unpaid,
-            error: Error::Status(Context::new("pay")),
+        let unpaid = Trouble {
             paused: true,
+            ..Trouble::new(Meaning::Unpaid, Error::Status(Context::new("pay")))
         };
-        check(vec![unpaid], &["wait 5"]);
+        check(vec![Answer::Trouble(unpaid)], &["wait 5"]);
     }
 
     #[test]

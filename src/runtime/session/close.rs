@@ -65,7 +65,8 @@ impl Session {
             .if_reached()
             .until(link.deadline(limit));
         match link.call_raw(request, effort) {
-            // Not every server keeps books, and one that was restarted has nothing to end.
+            // SkyRL and servers of the JSON era have no such route, and a server that was restarted
+            // has nothing to end: 404 either way.
             Err(error) if !is_unknown(&error) => Err(error),
             _ => Ok(()),
         }

@@ -31,7 +31,8 @@ pub(super) fn heartbeat(core: &Core) {
     while !clock.beat(core.link.stop(), core.config.heartbeat) {
         match beat(core) {
             Ok(()) => (last, known) = (clock.now(), true),
-            // A server that has never taken a heartbeat may not know what one is, and says 404.
+            // The hosted service ends a session with 410. A 404 counts only of a server that has taken
+            // a heartbeat before, and so was restarted: one that never did may have no such route.
             Err(error)
                 if error.meaning() == Some(Meaning::Gone) || (known && is_unknown(&error)) =>
             {

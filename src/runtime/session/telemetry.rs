@@ -196,7 +196,7 @@ impl Shared {
             .with_body(Body::Json(&body));
         match link.call::<TelemetryReply>(request, Effort::ONCE) {
             Ok(reply) => reply.is_accepted(),
-            // A server without telemetry will not grow it.
+            // A server without telemetry (404, 405) will not grow it.
             Err(error) => matches!(
                 error.meaning(),
                 Some(Meaning::Missing | Meaning::Gone | Meaning::Unsupported)

@@ -2,9 +2,10 @@
 //! submissions and told what came of them.
 //!
 //! Protobuf is tried first. An answer that may mean "not understood" is followed by one attempt in
-//! JSON under the same number; unless that is accepted, the first answer stands as it is. A server
-//! whose framework stumbled (a bare 500) may only have had a bad moment, so that must happen to
-//! protobuf and not to JSON for two operations before the session goes over to JSON.
+//! JSON under the same number; unless that is accepted, the first answer stands as it is. SkyRL 0.3.0
+//! reads every body as JSON and its framework stumbles over protobuf with a bare 500; but any server
+//! can have a bad moment, so that must happen to protobuf and not to JSON for two operations before
+//! the session goes over to JSON.
 
 use std::sync::Mutex;
 
@@ -92,6 +93,8 @@ pub(crate) fn hint(response: &Response) -> Hint {
     let text = || String::from_utf8_lossy(&response.body).to_ascii_lowercase();
     match Meaning::of_status(response.status()) {
         Meaning::Success => Hint::Understood,
+        // FastAPI's answer to a body that does not fit its model, and what a strict server says of
+        // a content type it does not know.
         Meaning::Misread => Hint::Misread,
         Meaning::BadRequest => {
             let error = error_from_response(response, "", std::time::UNIX_EPOCH);
@@ -102,6 +105,7 @@ pub(crate) fn hint(response: &Response) -> Hint {
                 false => Hint::Silent,
             }
         }
+        // Starlette's own page for an exception nobody caught: what SkyRL 0.3.0 answers.
         Meaning::Failing
             if response.content_type() == "text/plain"
                 && text().contains("internal server error") =>

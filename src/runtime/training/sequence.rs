@@ -25,7 +25,9 @@ pub(crate) enum Conflict {
     Name,
 }
 
-/// What an error tells about the number the request carried. A number that an attempt may have
+/// What an error tells about the number the request carried. A 409 to a number says that the service
+/// has it, from an earlier attempt; SkyRL 0.3.0 ignores numbers, and its 409 is about a name in use. A
+/// number that an attempt may have
 /// used is never given to another request, whatever later attempts were told.
 pub(crate) fn classify(error: &Error, about: Conflict) -> Sent {
     let conflict = error.meaning() == Some(Meaning::Conflict);
