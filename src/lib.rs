@@ -82,7 +82,7 @@ mod gguf;
 
 pub mod types;
 
-#[allow(dead_code, reason = "until the clients land")]
+#[allow(dead_code, reason = "a part is the embedded server's alone")]
 mod wire;
 
 mod transport;

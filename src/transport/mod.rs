@@ -32,7 +32,7 @@ use self::body::Content;
 use self::fault::Phase;
 use self::redirect::Step;
 use crate::config::{Config, SHORTEST_SECRET, Secret};
-use crate::error::{Error, Result};
+use crate::error::{Error, Meaning, Result};
 use crate::sync::lock;
 use crate::wire::route::{Method, Pool};
 
@@ -228,7 +228,7 @@ impl Transport {
     ) -> Result<Response, Fault> {
         let budget = &self.inner.rejections[request.pool as usize];
         let is_empty = matches!(head.header("content-length"), None | Some("0")) && body.is_empty();
-        if head.status == 400 && is_empty {
+        if Meaning::of_status(head.status) == Meaning::BadRequest && is_empty {
             let before = budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
                 (left > 0).then_some(left - 1)
             });
@@ -245,7 +245,7 @@ impl Transport {
                 (left < REJECTION_BUDGET).then_some(left + 1)
             });
         }
-        if head.status >= 400
+        if !head.is_success()
             && let Ok(text) = std::str::from_utf8(&body)
         {
             body = self.redact(text).into_bytes();
