@@ -22,7 +22,7 @@ pub(crate) fn sample_all(
     requests: &[SampleRequest],
 ) -> Vec<SampleOutput> {
     let ears: Vec<Ear> = requests.iter().map(|_| Ear::default()).collect();
-    let mut batch = Batch::new(base);
+    let mut batch = Batch::new(base, Batch::MEMORY);
     for (request, ear) in requests.iter().zip(&ears) {
         let joined = batch.add(adapter.cloned(), request.clone(), Box::new(ear));
         joined.unwrap();

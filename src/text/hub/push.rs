@@ -17,7 +17,7 @@ use super::fetch::{feed, hex};
 use super::lfs;
 use super::patterns::is_meant;
 use super::{Hub, HubProgress, Repo, quoted};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Meaning, Result};
 use crate::transport::retry::{Meaning, error_from_response, server_delay};
 use crate::transport::{Body, Request, Response, Source, Transport};
 use crate::wire::route::{Method, Pool};
@@ -138,7 +138,7 @@ impl Hub {
         let url = format!("{}/api/repos/create", self.endpoint());
         let made = desk.patiently(Method::Post, &url, &Body::Json(body.to_string().as_bytes()));
         match made {
-            Err(error) if error.status() == Some(409) => {}
+            Err(error) if error.meaning() == Some(Meaning::Conflict) => {}
             // Some tokens may write to a repository without being allowed to make one.
             Err(error) if matches!(error.status(), Some(401..=403)) => {
                 repo.files().map_err(|_| error)?;
@@ -159,7 +159,7 @@ impl Repo {
         let desk = Desk::new(&self.hub, &self.name)?;
         let url = self.api(&format!("branch/{}", quoted(&self.revision, "")));
         match desk.patiently(Method::Post, &url, &Body::Json(b"{}")) {
-            Err(error) if error.status() == Some(409) => Ok(()),
+            Err(error) if error.meaning() == Some(Meaning::Conflict) => Ok(()),
             made => made.map(drop),
         }
     }
