@@ -18,7 +18,7 @@ use super::lfs;
 use super::patterns::is_meant;
 use super::{Hub, HubProgress, Repo, quoted};
 use crate::error::{Context, Error, Meaning, Result};
-use crate::transport::retry::{Meaning, error_from_response, server_delay};
+use crate::transport::retry::{error_from_response, server_delay};
 use crate::transport::{Body, Request, Response, Source, Transport};
 use crate::wire::route::{Method, Pool};
 
