@@ -117,12 +117,7 @@ impl RestClient {
             CheckpointKind::External => self.download_staged(&path, &stage, &options, None),
             CheckpointKind::Training => match self.download_exported(&path, &stage, &options) {
                 // SkyRL and servers of before 0.28 export nothing, but have archives.
-                Err(error)
-                    if matches!(
-                        error.meaning(),
-                        Some(Meaning::Missing | Meaning::Unsupported)
-                    ) =>
-                {
+                Err(error) if exports_nothing(&error) => {
                     self.download_unpacked(&path, &stage).map_err(|_| error)
                 }
                 outcome => outcome,
@@ -188,4 +183,10 @@ impl RestClient {
         let link = self.service.host().link()?;
         stage.fetch(&link, &Links::new(&sign)?, &plan)
     }
+}
+
+/// Whether the server has no such call at all.
+fn exports_nothing(error: &Error) -> bool {
+    let meaning = error.meaning();
+    matches!(meaning, Some(Meaning::Missing | Meaning::Unsupported))
 }
