@@ -6,7 +6,7 @@
 //!
 //! A stub service runs in a process of its own, so its work does not count. Every measurement
 //! runs in a fresh process too, which makes its peak memory its own. What decides is the ratio
-//! of two lines, not the seconds.
+//! of two lines, not the seconds. `benches/compare.py` puts the official Python SDK beside it.
 
 #![allow(clippy::print_stdout, reason = "the figures are this program's output")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails should stop")]
@@ -27,12 +27,16 @@ use tinker::config::Config;
 use tinker::types::{LossOutput, SampledSequence, StopReason};
 use tinker::unversioned::{Intervals as _, bench as wire};
 use tinker::{
-    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleRequest,
-    SampleResponse, SamplingParams, ServiceClient, TensorData, TrainingClient,
+    AdamParams, Datum, ForwardBackwardOutput, LoraConfig, LossFn, ModelInput, SampleOptions,
+    SampleRequest, SampleResponse, SamplingParams, ServiceClient, TensorData, TrainingClient,
 };
 
 const SAMPLES: usize = 10_000;
 const STEPS: usize = 200;
+/// Prompts, samples of each and tokens of a sample, as a round of reinforcement learning has them.
+const GROUPS: (usize, u32, u32) = (200, 16, 512);
+/// Numbers in the large results that are decoded.
+const VALUES: usize = 6_250_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,6 +51,7 @@ fn main() {
             );
         }
         ["run", name, url] => run(name, url),
+        ["encode", path] => std::fs::write(path, large_sample()).unwrap(),
         words if words.contains(&"--bench") => measure(),
         // Cargo passes `--bench` to measure; without it there is only to show that this builds.
         _ => println!("run with `cargo bench --bench clients`"),
@@ -182,11 +187,12 @@ fn run_as(
 }
 
 fn run(name: &str, url: &str) {
-    let threads = Arc::new(AtomicUsize::new(0));
-    let seen = threads.clone();
+    let most = Arc::new([const { AtomicUsize::new(0) }; 2]);
+    let seen = most.clone();
     thread::spawn(move || {
         loop {
-            seen.fetch_max(status("Threads:"), Ordering::Relaxed);
+            seen[0].fetch_max(status("Threads:"), Ordering::Relaxed);
+            seen[1].fetch_max(sockets(), Ordering::Relaxed);
             thread::sleep(Duration::from_millis(20));
         }
     });
@@ -199,7 +205,8 @@ fn run(name: &str, url: &str) {
             "wall": start.elapsed().as_secs_f64(),
             "cpu": cpu_seconds() - cpu,
             "peak": status("VmHWM:") as f64 / 1024.0,
-            "threads": threads.load(Ordering::Relaxed),
+            "threads": most[0].load(Ordering::Relaxed),
+            "sockets": most[1].load(Ordering::Relaxed),
             "heartbeat_gap": (name == "flood").then(|| heartbeat_gap(url)),
             "handshakes": url.starts_with("https").then(|| handshakes(url)),
         })
@@ -223,7 +230,48 @@ fn prepare(name: &str, url: &str) -> Box<dyn FnOnce()> {
             .unwrap()
     };
     match name {
-        "bare_sample" => Box::new(move || bare_samples(&url)),
+        "bare_sample" => Box::new(move || bare_samples(&url, SAMPLES, 1, 64)),
+        "bare_groups" => {
+            let (prompts, samples, tokens) = GROUPS;
+            Box::new(move || bare_samples(&url, prompts, samples, tokens))
+        }
+        "groups" => {
+            let (prompts, samples, tokens) = GROUPS;
+            let sampler = service().create_sampling_client("m").unwrap();
+            sampler
+                .sample(&prompt(), SamplingParams::max_tokens(64))
+                .unwrap();
+            let options = SampleOptions::from(SamplingParams::max_tokens(tokens));
+            let options = options.with_num_samples(samples);
+            Box::new(move || {
+                let requests = (0..prompts).map(|_| SampleRequest::new(prompt(), &options));
+                for (_, result) in sampler.sample_batch(requests).with_window(prompts) {
+                    assert_eq!(result.unwrap().sequences.len(), samples as usize);
+                }
+            })
+        }
+        "first" => {
+            let service = service();
+            Box::new(move || {
+                let sampler = service.create_sampling_client("m").unwrap();
+                sampler
+                    .sample(&prompt(), SamplingParams::max_tokens(64))
+                    .unwrap();
+            })
+        }
+        "idle" => {
+            let sampler = service().create_sampling_client("m").unwrap();
+            let params = SamplingParams::max_tokens(64);
+            sampler.sample(&prompt(), &params).unwrap();
+            Box::new(move || {
+                thread::sleep(Duration::from_secs(30));
+                drop(sampler);
+            })
+        }
+        "decode" => {
+            let body = large_sample();
+            Box::new(move || drop(std::hint::black_box(wire::decode_sample(body).unwrap())))
+        }
         "sample" => {
             let sampler = service().create_sampling_client("m").unwrap();
             let params = SamplingParams::max_tokens(64);
@@ -409,13 +457,13 @@ fn retrieve(agent: &ureq::Agent, url: &str, id: &str) -> Vec<u8> {
     )
 }
 
-fn bare_samples(url: &str) {
+fn bare_samples(url: &str, count: usize, samples: u32, most: u32) {
     let agent = agent(400);
-    let left = AtomicUsize::new(SAMPLES);
+    let left = AtomicUsize::new(count);
     let tokens: Vec<i32> = (0..256).map(|token| 1000 + token).collect();
     let body = json!({
-        "num_samples": 1, "prompt": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]},
-        "sampling_params": {"max_tokens": 64, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
+        "num_samples": samples, "prompt": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]},
+        "sampling_params": {"max_tokens": most, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
         "sampling_session_id": "S1:sample:0", "seq_id": 0, "prompt_logprobs": false,
         "topk_prompt_logprobs": 0, "topk_sample_logprobs": 0, "prompt_alt_tokens_k": 0,
         "type": "sample",
@@ -514,6 +562,15 @@ fn status(name: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
+fn sockets() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let target = |file: std::fs::DirEntry| std::fs::read_link(file.path()).unwrap_or_default();
+    files
+        .map(target)
+        .filter(|target| target.to_string_lossy().starts_with("socket:"))
+        .count()
+}
+
 /// User and system time of all threads.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
@@ -539,7 +596,8 @@ fn serve(scheme: &str, sample: u64, train: u64, flags: &str) {
         flags: flags.to_owned(),
         next: AtomicUsize::new(0),
         accepted: Mutex::default(),
-        sample: sample_result(),
+        sample: sample_result(1, 64),
+        group: sample_result(GROUPS.1 as usize, GROUPS.2 as usize),
         output: training_result(),
         handshakes: [const { AtomicUsize::new(0) }; 2],
     });
@@ -570,10 +628,15 @@ fn server_config() -> Arc<rustls::ServerConfig> {
     Arc::new(config)
 }
 
-fn sample_result() -> Vec<u8> {
-    let mut sequence = SampledSequence::new(StopReason::Length, vec![5; 64]);
-    sequence.logprobs = Some(vec![-0.5; 64]);
-    wire::encode_sample(&SampleResponse::new(vec![sequence]))
+fn sample_result(sequences: usize, tokens: usize) -> Vec<u8> {
+    let mut sequence = SampledSequence::new(StopReason::Length, vec![5; tokens]);
+    sequence.logprobs = Some(vec![-0.5; tokens]);
+    wire::encode_sample(&SampleResponse::new(vec![sequence; sequences]))
+}
+
+/// Fifty megabytes of tokens and log-probabilities.
+fn large_sample() -> Vec<u8> {
+    sample_result(2, VALUES / 2)
 }
 
 fn training_result() -> Vec<u8> {
@@ -581,6 +644,12 @@ fn training_result() -> Vec<u8> {
     let metrics = [("loss:sum".to_owned(), 1.0)].into();
     let result = ForwardBackwardOutput::new("TorchLossReturn", vec![output; 32], metrics);
     wire::encode_output(&result).unwrap()
+}
+
+/// What matters here of a request for samples.
+#[derive(serde::Deserialize)]
+struct Asked {
+    num_samples: u32,
 }
 
 struct Stub {
@@ -593,6 +662,8 @@ struct Stub {
     /// When each request is due, and its result; taken by its first poll.
     accepted: Mutex<HashMap<String, (Instant, Vec<u8>)>>,
     sample: Vec<u8>,
+    /// What a request for many samples gets.
+    group: Vec<u8>,
     output: Vec<u8>,
     /// All, and those that were resumed.
     handshakes: [AtomicUsize; 2],
@@ -647,10 +718,14 @@ impl Stub {
                 self.accept(br#"{"model_id":"S1:train:0","type":"create_model"}"#.to_vec()),
             ),
             "optim_step" => (JSON, self.accept(br#"{"metrics":{}}"#.to_vec())),
-            "asample" => (
-                JSON,
-                self.accept_in(self.sample_latency, self.sample.clone()),
-            ),
+            "asample" => {
+                let request: Asked = serde_json::from_slice(body).unwrap();
+                let result = match request.num_samples {
+                    1 => &self.sample,
+                    _ => &self.group,
+                };
+                (JSON, self.accept_in(self.sample_latency, result.clone()))
+            }
             "session_heartbeat" => {
                 let mut heartbeats = self.heartbeats.lock().unwrap();
                 let now = Instant::now();
