@@ -9,6 +9,9 @@ pub use crate::runtime::clock::{Clock, Recording};
 pub use crate::types::server_config::{ClientConfig, DynamicConfig};
 pub use crate::wire::bench;
 
+/// Every reader of bytes from outside, for fuzzers and for the bounded tests beside them.
+pub mod fuzz;
+
 /// Events that clients report to the service.
 pub mod telemetry {
     pub use crate::types::telemetry::*;

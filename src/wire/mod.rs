@@ -3,6 +3,7 @@
 pub mod bench;
 #[cfg(feature = "zstd")]
 pub(crate) mod compress;
+pub(crate) mod decoders;
 pub(crate) mod dialect;
 pub(crate) mod forward_backward;
 pub(crate) mod handle;

@@ -21,6 +21,8 @@ mod downloads;
 mod examples;
 /// The fault matrix: what each answer or silence leads to, over real sockets.
 mod faults;
+/// Damaged input for every reader of bytes from outside.
+mod fuzz;
 /// Which recorded file is used by which test.
 mod golden_index;
 /// Public types against recorded values.

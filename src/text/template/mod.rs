@@ -3,7 +3,7 @@
 //! The engine is `minijinja`, with Python's ways of printing, its methods and Jinja2's filters put
 //! in place of its own. What still differs, and no chat template is known to use: comparing a text
 //! with a number is false instead of an error; the views of a dictionary, methods and generators
-//! print as lists or nothing; `{% block %}`, `{% autoescape %}` and the filters `wordwrap`,
+//! print as lists or nothing; `{% autoescape %}` and the filters `wordwrap`,
 //! `xmlattr`, `filesizeformat`, `pprint` and `random` are missing; whole numbers have 128 bits.
 
 mod clock;
@@ -26,6 +26,10 @@ pub(super) struct Template {
 
 const NAME: &str = "chat_template";
 
+/// How many instructions a rendering may take, where a thousand messages take a few hundred
+/// thousand. A template comes with a model and may loop for ever, by mistake or not.
+const LONGEST: u64 = 10_000_000;
+
 /// What stands around `{% generation %}` blocks during a rendering.
 const MARK: &str = "__mark";
 
@@ -38,6 +42,7 @@ impl Template {
             .build()?;
         let mut environment = Environment::new();
         environment.set_syntax(syntax);
+        environment.set_fuel(Some(LONGEST));
         environment.set_unknown_method_callback(methods::call);
         environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text_of(value))?));
         filters::add_to(&mut environment);

@@ -177,11 +177,13 @@ impl Tokenizer {
     }
 
     fn build(name: String, json: &[u8], config: TokenizerConfig) -> Result<Self, BoxError> {
-        Ok(Self::new(name, serde_json::from_slice(json)?, config))
+        let parts = survive(|| serde_json::from_slice(json))?;
+        Ok(Self::new(name, parts, config))
     }
 
     fn of_value(name: String, json: Value, config: TokenizerConfig) -> Result<Self, BoxError> {
-        Ok(Self::new(name, serde_json::from_value(json)?, config))
+        let parts = survive(|| serde_json::from_value(json))?;
+        Ok(Self::new(name, parts, config))
     }
 
     fn new(name: String, parts: Parts, mut config: TokenizerConfig) -> Self {
@@ -318,6 +320,16 @@ fn problem(what: &str, file: &Path, source: impl Into<BoxError>) -> Error {
         source: Some(Arc::from(source.into())),
         ..Context::default()
     }))
+}
+
+/// `tokenizers` panics over some damaged descriptions, where its decoders expect to be readable.
+fn survive(
+    parse: impl FnOnce() -> serde_json::Result<Parts> + std::panic::UnwindSafe,
+) -> Result<Parts, BoxError> {
+    match std::panic::catch_unwind(parse) {
+        Ok(parts) => Ok(parts?),
+        Err(_) => Err("its normalizer, decoder or model is damaged".into()),
+    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::{plain, random, values};
-use crate::error::{Error, Result};
-use crate::types::{ClientConfig, SessionSearch};
+use crate::error::Error;
+use crate::types::SessionSearch;
 use crate::wire::compress::{compress, decompress};
+use crate::wire::decoders::{DECODERS, Decode};
 use crate::wire::dialect::{
     decode_forward_backward, decode_request, decode_sample, encode_forward_backward_json,
     encode_sample_json,
@@ -18,7 +19,6 @@ use crate::wire::dialect::{
 use crate::wire::forward_backward::encode_forward_backward;
 use crate::wire::handle::SamplerHandle;
 use crate::wire::output::encode_forward_backward_output;
-use crate::wire::reply::{CompletionsReply, FutureReply, RetrieveReply, decode_json};
 use crate::wire::request::{AsampleRequest, CreateModelRequest, from_json, to_json};
 use crate::wire::sample::encode_sample;
 
@@ -32,43 +32,6 @@ const MOST_PER_BYTE: u64 = 512;
 
 /// And on top of it: datums that come without data, and the text of errors.
 const MOST_EXTRA: u64 = 2 << 20;
-
-type Decode = fn(&[u8]) -> Result<()>;
-
-/// Every way bytes from outside become values.
-const DECODERS: [(&str, Decode); 13] = [
-    ("protobuf output", |b| {
-        decode_forward_backward(PROTOBUF, b.to_vec()).map(drop)
-    }),
-    ("protobuf sample", |b| {
-        decode_sample(PROTOBUF, b.to_vec(), None).map(drop)
-    }),
-    ("protobuf request", |b| {
-        decode_request(PROTOBUF, b.to_vec()).map(drop)
-    }),
-    ("JSON output", |b| {
-        decode_forward_backward(JSON, b.to_vec()).map(drop)
-    }),
-    ("JSON sample", |b| {
-        decode_sample(JSON, b.to_vec(), None).map(drop)
-    }),
-    ("JSON request", |b| {
-        decode_request(JSON, b.to_vec()).map(drop)
-    }),
-    ("retrieve", |b| {
-        RetrieveReply::classify(JSON, b.to_vec()).map(drop)
-    }),
-    ("future", |b| decode_json::<FutureReply>(b).map(drop)),
-    ("completions", |b| {
-        decode_json::<CompletionsReply>(b).map(drop)
-    }),
-    ("config", |b| decode_json::<ClientConfig>(b).map(drop)),
-    ("asample", |b| from_json::<AsampleRequest<'_>>(b).map(drop)),
-    ("create_model", |b| {
-        from_json::<CreateModelRequest<'_>>(b).map(drop)
-    }),
-    ("search", |b| from_json::<SessionSearch>(b).map(drop)),
-];
 
 #[track_caller]
 fn check_bytes(bytes: &[u8]) {

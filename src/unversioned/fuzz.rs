@@ -1,0 +1,170 @@
+use std::path::PathBuf;
+
+use crate::error::{Context, Error, Result};
+use crate::types::TinkerPath;
+use crate::wire::decoders::DECODERS;
+use crate::wire::sse::SseReader;
+
+/// Reads bytes as one kind of thing.
+pub type Reader = fn(&[u8]) -> Result<()>;
+
+/// Every reader by the name of its target under `fuzz/`.
+///
+/// A reader gives a value or an error: it never panics, never hangs, and takes no memory out of
+/// proportion to its input.
+#[must_use]
+pub fn readers() -> Vec<(&'static str, Reader)> {
+    let mut readers = DECODERS.to_vec();
+    readers.push(("path", path));
+    readers.push(("sse", sse));
+    readers.push(("credentials", credentials));
+    #[cfg(feature = "archive")]
+    readers.push(("archive", archive));
+    #[cfg(feature = "text")]
+    readers.extend([
+        ("gguf", gguf as Reader),
+        ("tokenizer", tokenizer),
+        ("tiktoken", tiktoken),
+    ]);
+    #[cfg(feature = "chat")]
+    readers.push(("template", template));
+    #[cfg(feature = "local")]
+    readers.push(("weights", weights));
+    readers
+}
+
+/// Runs one reader by name, as the targets under `fuzz/` do.
+///
+/// # Panics
+///
+/// If there is no reader of that name, or if it has a defect.
+pub fn read(name: &str, bytes: &[u8]) {
+    let readers = readers();
+    let (_, reader) = readers
+        .iter()
+        .find(|(known, _)| *known == name)
+        .expect("the targets have the readers' names");
+    if let Err(error) = reader(bytes) {
+        assert!(!error.to_string().is_empty(), "an error says something");
+    }
+}
+
+fn path(bytes: &[u8]) -> Result<()> {
+    let path: TinkerPath = String::from_utf8_lossy(bytes).parse()?;
+    let again: TinkerPath = path.to_string().parse()?;
+    assert_eq!(again, path, "a path survives being written");
+    Ok(())
+}
+
+/// The first byte says where the stream is cut.
+fn sse(bytes: &[u8]) -> Result<()> {
+    let Some((&cut, stream)) = bytes.split_first() else {
+        return Ok(());
+    };
+    let read = |pieces: [&[u8]; 2]| {
+        let (mut reader, mut events) = (SseReader::default(), Vec::new());
+        let whole = pieces
+            .into_iter()
+            .try_for_each(|piece| reader.push(piece, &mut events));
+        (whole.is_ok(), events)
+    };
+    let (first, second) = stream.split_at(usize::from(cut).min(stream.len()));
+    assert_eq!(
+        read([first, second]),
+        read([stream, b""]),
+        "any split gives the same events"
+    );
+    Ok(())
+}
+
+fn credentials(bytes: &[u8]) -> Result<()> {
+    let folder = Folder::with("credentials.json", bytes)?;
+    crate::config::CredentialStore::new(folder.0.join("credentials.json"))
+        .load()
+        .map(drop)
+}
+
+#[cfg(feature = "archive")]
+fn archive(bytes: &[u8]) -> Result<()> {
+    let folder = Folder::with("outside", b"")?;
+    let result = crate::client::unpack(bytes, folder.0.join("in")).map(drop);
+    let outside = std::fs::read_dir(&folder.0).map_or(0, Iterator::count);
+    assert!(outside <= 2, "nothing is written outside the folder");
+    result
+}
+
+#[cfg(feature = "text")]
+fn gguf(bytes: &[u8]) -> Result<()> {
+    crate::gguf::Gguf::read(bytes)?;
+    let folder = Folder::with("model.gguf", bytes)?;
+    let file = folder.0.join("model.gguf");
+    // Many files have weights only, or a vocabulary only.
+    let _ = crate::text::Tokenizer::open(&file);
+    #[cfg(feature = "local")]
+    let _ = crate::local::engine::Base::load_gguf(&file, 1);
+    Ok(())
+}
+
+#[cfg(feature = "text")]
+fn tokenizer(bytes: &[u8]) -> Result<()> {
+    crate::text::Tokenizer::from_json(bytes, None).map(drop)
+}
+
+#[cfg(feature = "text")]
+fn tiktoken(bytes: &[u8]) -> Result<()> {
+    crate::text::Tokenizer::from_tiktoken(bytes, r"\w+|\W", &[]).map(drop)
+}
+
+/// The bytes are a template, rendered for one exchange.
+#[cfg(feature = "chat")]
+fn template(bytes: &[u8]) -> Result<()> {
+    use crate::text::{ChatOptions, Message, Tokenizer};
+
+    const WORDS: &[u8] = br#"{"version": "1.0", "added_tokens": [], "model":
+        {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}"#;
+    let tokenizer = Tokenizer::from_json(WORDS, None)?;
+    let messages = [Message::user("hi"), Message::assistant("yes")];
+    let text = String::from_utf8_lossy(bytes);
+    let options = ChatOptions::transcript().with_template(text);
+    tokenizer.render_chat(&messages, &options).map(drop)
+}
+
+/// The bytes are the weights of a model of this small shape.
+#[cfg(feature = "local")]
+fn weights(bytes: &[u8]) -> Result<()> {
+    const CONFIG: &[u8] = br#"{"model_type": "qwen3", "hidden_act": "silu", "hidden_size": 16,
+        "head_dim": 6, "intermediate_size": 24, "max_position_embeddings": 64,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 50000.0, "tie_word_embeddings": true,
+        "vocab_size": 40}"#;
+    let folder = Folder::with("model.safetensors", bytes)?;
+    folder.write("config.json", CONFIG)?;
+    crate::local::engine::Base::load(&folder.0, 1).map(drop)
+}
+
+/// A folder of its own, removed in the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn with(name: &str, bytes: &[u8]) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("tinker-fuzz-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&path).map_err(unwritable)?;
+        let folder = Self(path);
+        folder.write(name, bytes)?;
+        Ok(folder)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        std::fs::write(self.0.join(name), bytes).map_err(unwritable)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn unwritable(error: std::io::Error) -> Error {
+    Error::Io(Context::caused("cannot write a temporary file", error))
+}

@@ -1,0 +1,208 @@
+//! Every reader of bytes from outside, fed with damaged input: the bounded form of the targets under
+//! `fuzz/`, without coverage and with the same readers.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use fastrand::Rng;
+use serde_json::Value;
+use tinker::unversioned::fuzz::{read, readers};
+
+/// Damaged inputs of each reader; many more behind the flag for long runs.
+fn rounds() -> usize {
+    match std::env::var("TINKER_TEST_LONG").as_deref() {
+        Ok("1") => 200_000,
+        _ => 150,
+    }
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// Good input of every kind, from what the reference implementations made.
+fn seeds() -> Vec<Vec<u8>> {
+    fn gather(folder: &Path, seeds: &mut Vec<Vec<u8>>) {
+        let mut paths: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                gather(&path, seeds);
+            } else {
+                let mut bytes = Vec::new();
+                let file = fs::File::open(&path).unwrap();
+                file.take(64 << 10).read_to_end(&mut bytes).unwrap();
+                seeds.push(bytes);
+                if let Ok(value) = serde_json::from_slice(&fs::read(&path).unwrap()) {
+                    parts(&value, 4, seeds);
+                }
+            }
+        }
+    }
+    let mut seeds = vec![
+        b"tinker://0123:train:0/sampler_weights/step-1".to_vec(),
+        b"\x05event: done\ndata: {\"a\": 1}\n\ndata: two\r\n\r\n".to_vec(),
+        br#"{"version": 1, "default": "a", "keys": {"a": {"api_key": "tml-x", "name": "n"}}}"#
+            .to_vec(),
+        b"eyJzZXNzaW9uX2lkIjoicyIsInNhbXBsaW5nX3Nlc3Npb25faWQiOiJzOnNhbXBsZTowIiwiaG9sZGVyIjp7ImJhc2VfdXJsIjoiaHR0cDovL3gifX0=".to_vec(),
+        b"YQ== 0\nYg== 1\nYWI= 2\n".to_vec(),
+        b"{% for m in messages %}{{ m.role + '|' + m.content | trim }}{% endfor %}".to_vec(),
+        archive(),
+    ];
+    for folder in [
+        "wire",
+        "text/tiny",
+        "text/golden/templates",
+        "engine/llama",
+        "engine/qwen3",
+    ] {
+        gather(&fixtures().join(folder), &mut seeds);
+    }
+    seeds
+}
+
+/// The objects inside a recorded file: requests and answers among them.
+fn parts(value: &Value, depth: usize, seeds: &mut Vec<Vec<u8>>) {
+    let inner: Vec<&Value> = match value {
+        Value::Object(fields) => fields.values().collect(),
+        Value::Array(items) => items.iter().take(12).collect(),
+        _ => return,
+    };
+    if value.is_object() {
+        seeds.push(serde_json::to_vec(value).unwrap());
+    }
+    if depth > 0 {
+        inner
+            .into_iter()
+            .for_each(|value| parts(value, depth - 1, seeds));
+    }
+}
+
+fn archive() -> Vec<u8> {
+    let mut header = vec![0; 512];
+    header[..5].copy_from_slice(b"a.txt");
+    header[100..107].copy_from_slice(b"0000644");
+    header[124..135].copy_from_slice(b"00000000004");
+    header[156] = b'0';
+    header[257..262].copy_from_slice(b"ustar");
+    header[148..156].copy_from_slice(b"        ");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    [&header[..], b"good", &[0; 508 + 1024]].concat()
+}
+
+/// One of the ways in which bytes go wrong.
+fn damage(rng: &mut Rng, bytes: &mut Vec<u8>, other: &[u8]) {
+    let at = rng.usize(0..=bytes.len());
+    match rng.u8(0..6) {
+        0 => bytes.truncate(at),
+        1 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(0..8),
+        2 if at + 8 <= bytes.len() => {
+            let extreme = [0, 1, u64::MAX, i64::MAX as u64, 1 << 31, 0xffff_ffff];
+            let value = rng.choice(extreme).unwrap();
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        3 => {
+            let digits = [
+                "-1",
+                "1e999",
+                "18446744073709551616",
+                "null",
+                "[[[[",
+                "\u{0}",
+                "\u{fdd0}",
+            ];
+            let text = rng.choice(digits).unwrap();
+            bytes.splice(at..at, text.bytes());
+        }
+        4 if !other.is_empty() => {
+            let from = rng.usize(0..other.len());
+            let piece = &other[from..(from + 64).min(other.len())];
+            bytes.splice(at..at, piece.iter().copied());
+        }
+        _ => {
+            let end = (at + rng.usize(0..64)).min(bytes.len());
+            let repeated = bytes[at..end].repeat(rng.usize(1..4));
+            bytes.splice(at..end, repeated);
+        }
+    }
+}
+
+#[test]
+fn damaged_input_is_survived_by_every_reader() {
+    let seeds = seeds();
+    for (index, (name, reader)) in readers().into_iter().enumerate() {
+        let mut rng = Rng::with_seed(index as u64);
+        // What the reader accepts is a better beginning than what it does not.
+        let fitting: Vec<&Vec<u8>> = seeds.iter().filter(|seed| reader(seed).is_ok()).collect();
+        for _ in 0..rounds() {
+            let pool = if fitting.is_empty() || rng.u8(0..4) == 0 {
+                seeds.iter().collect()
+            } else {
+                fitting.clone()
+            };
+            let mut bytes = rng.choice(pool).unwrap().clone();
+            let other = rng.choice(&seeds).unwrap();
+            for _ in 0..rng.usize(1..5) {
+                damage(&mut rng, &mut bytes, other);
+            }
+            read(name, &bytes);
+        }
+    }
+}
+
+/// What was found this way, and mended.
+#[test]
+fn findings_stay_mended() {
+    let lone_surrogate = br#"{"version": "1.0", "decoder": {"type": "Fuse", "x": "\ud800"}}"#;
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
+    for (name, bytes) in [
+        ("tokenizer", &lone_surrogate[..]),
+        ("template", endless.as_bytes()),
+    ] {
+        let readers = readers();
+        let (_, reader) = readers.iter().find(|(known, _)| *known == name).unwrap();
+        assert!(reader(bytes).is_err(), "{name}");
+    }
+}
+
+/// Readers that have no good input among the seeds would only ever see nonsense.
+#[test]
+fn every_reader_has_good_input() {
+    let seeds = seeds();
+    for (name, reader) in readers() {
+        assert!(seeds.iter().any(|seed| reader(seed).is_ok()), "{name}");
+    }
+}
+
+#[test]
+fn every_reader_has_a_target() {
+    let targets = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/fuzz_targets");
+    // Cargo leaves packages inside the package out of what it publishes.
+    if !targets.exists() && !Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci").exists() {
+        return;
+    }
+    let targets: BTreeSet<String> = fs::read_dir(targets)
+        .unwrap()
+        .map(|entry| {
+            entry
+                .unwrap()
+                .path()
+                .file_stem()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_owned()
+        })
+        .collect();
+    let names: BTreeSet<String> = readers()
+        .iter()
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    assert_eq!(targets, names);
+}
