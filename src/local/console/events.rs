@@ -28,7 +28,8 @@ impl Event {
 }
 
 /// Looks again and again, and sends what it sees, until the page is closed or the server stops.
-/// The first event comes at once and says that the stream is open.
+/// The first event says that the first look was taken: what the page reads from then on is at
+/// least as new, and what changes later is told.
 pub(in crate::local) fn stream(
     mut look: impl FnMut() -> Vec<Event> + Send + 'static,
     stopping: impl Future<Output = ()> + Send + 'static,
@@ -36,22 +37,22 @@ pub(in crate::local) fn stream(
     let (sender, chunks) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         tokio::pin!(stopping);
-        let mut events = vec![Event::of("open", &())];
+        let mut open = vec![Event::of("open", &())];
         loop {
-            for event in events {
-                if sender.send(event.into_bytes()).is_err() {
-                    return;
-                }
-            }
             // Files are read: not on the thread of the connections.
             let looked = tokio::task::spawn_blocking(move || {
                 let events = look();
                 (look, events)
             });
-            (look, events) = match looked.await {
-                Ok(looked) => looked,
-                Err(_) => return,
+            let Ok((again, events)) = looked.await else {
+                return;
             };
+            look = again;
+            for event in open.drain(..).chain(events) {
+                if sender.send(event.into_bytes()).is_err() {
+                    return;
+                }
+            }
             tokio::select! {
                 () = sender.closed() => return,
                 () = &mut stopping => return,

@@ -1,6 +1,6 @@
 // What was saved on this server.
 
-import { age, ask, bytes, copy, empty, field, get, h, options, patch, problem, send, toast } from "./lib.js";
+import { age, ask, bytes, copy, empty, field, get, h, latest, options, patch, problem, send, toast } from "./lib.js";
 
 const LASTING = [["", "forever"], ["3600", "1 hour"], ["86400", "1 day"], ["604800", "7 days"], ["2592000", "30 days"]];
 
@@ -17,9 +17,12 @@ export function open({ world }) {
   let list = null;
   let saved = world.server?.figures.checkpoints;
 
+  const question = latest(() => get("checkpoints", { limit: 1000 }));
   async function load() {
     try {
-      list = (await get("checkpoints", { limit: 1000 })).checkpoints;
+      const answer = await question();
+      if (!answer) return;
+      list = answer.checkpoints;
       draw();
     } catch (error) {
       note.replaceChildren(problem(error));

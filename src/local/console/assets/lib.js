@@ -159,6 +159,17 @@ export function ask(title, content, yes = "OK", { danger = false, no = null } = 
   });
 }
 
+/** Makes of a question one whose answer only counts if it was not asked again meanwhile: answers
+ * may come in another order than the questions. */
+export function latest(question) {
+  let last = 0;
+  return async (...args) => {
+    const mine = ++last;
+    const answer = await question(...args);
+    return mine === last ? answer : undefined;
+  };
+}
+
 /** Puts rows into a table's body, changing only those that differ: focus stays, nothing jumps. */
 export function patch(body, items, key, make) {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]));

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { link } from "./runs.js";
-import { age, badge, copy, empty, field, get, h, meter, num, options, patch, problem, seconds, svg } from "./lib.js";
+import { age, badge, copy, empty, field, get, h, latest, meter, num, options, patch, problem, seconds, svg } from "./lib.js";
 
 const TABS = [["curves", "Curves"], ["config", "Configuration"], ["time", "Time"], ["rollouts", "Rollouts"], ["checkpoints", "Checkpoints"], ["log", "Log"]];
 // What is worth a curve at first sight, beside the metric that says how it goes.
@@ -31,9 +31,12 @@ export function open(args) {
     go: ({ path }) => { if (path[0] !== id) return false; show(path[1] ?? "curves"); return true; },
   };
 
+  const question = latest(() => Promise.all([get("run", { run: id }), get("runs").then((all) => all.runs.filter((other) => other.id !== id))]));
   async function load() {
     try {
-      [run, others] = await Promise.all([get("run", { run: id }), get("runs").then((all) => all.runs.filter((other) => other.id !== id))]);
+      const answer = await question();
+      if (!answer) return;
+      [run, others] = answer;
     } catch (error) {
       return place.replaceChildren(problem(error), h("p", {}, h("a", { href: "#/runs" }, "All runs")));
     }
@@ -131,7 +134,7 @@ function flat(value, name = "") {
 }
 
 function config(context) {
-  const other = second(context, "Difference to");
+  const choice = second(context, "Difference to");
   const only = h("input", { type: "checkbox", onchange: () => update() });
   const filter = h("input", { type: "search", placeholder: "Filter settings", "aria-label": "Filter settings", "data-filter": true, oninput: () => update() });
   const head = h("tr");
@@ -139,10 +142,12 @@ function config(context) {
   const note = h("div");
   const card = h("div", { class: "card flush" }, h("div", { class: "scroll" }, h("table", { "aria-label": "Configuration" }, h("thead", {}, head), body)));
   async function update() {
-    other.fill();
+    choice.fill();
     const over = context.over();
     const ours = new Map(flat(context.run().config ?? {}));
-    const theirs = over ? new Map(flat((await get("run", { run: over })).config ?? {})) : null;
+    const other = over ? await get("run", { run: over }).catch((error) => ({ error })) : null;
+    if (other?.error) return note.replaceChildren(problem(other.error));
+    const theirs = other && new Map(flat(other.config ?? {}));
     const names = [...new Set([...ours.keys(), ...(theirs?.keys() ?? [])])].filter((name) => name.toLowerCase().includes(filter.value.toLowerCase()));
     const differs = (name) => theirs && ours.get(name) !== theirs.get(name);
     const shown = names.filter((name) => !theirs || !only.checked || differs(name));
@@ -151,7 +156,7 @@ function config(context) {
     card.hidden = !shown.length;
     note.replaceChildren(...(shown.length ? [] : [empty(ours.size ? "Nothing differs" : "This run wrote no config.json")]));
   }
-  return { nodes: [h("div", { class: "row" }, filter, h("label", { class: "line" }, only, "Only what differs"), h("span", { class: "grow" }), other.node), note, card], update };
+  return { nodes: [h("div", { class: "row" }, filter, h("label", { class: "line" }, only, "Only what differs"), h("span", { class: "grow" }), choice.node), note, card], update };
 }
 
 function time(context) {

@@ -1,6 +1,6 @@
 // The table of runs.
 
-import { age, badge, empty, get, h, meter, num, patch, problem, svg } from "./lib.js";
+import { age, badge, empty, get, h, latest, meter, num, patch, problem, svg } from "./lib.js";
 
 const COLUMNS = [["name", "Run"], ["status", "Status"], ["kind", "Kind", "phone-less"], ["model", "Model", "phone-less"], ["steps", "Steps", "num phone-less"], ["value", "Last", "num"], ["spark", "Curve"], ["changed", "Age", "num phone-less"]];
 const KINDS = { sl: "supervised", dpo: "preferences", rl: "reinforcement", other: "other" };
@@ -19,9 +19,12 @@ export function open({ world }) {
 
   const sort = (name) => { [view.down, view.sort] = [view.sort === name ? !view.down : name !== "name" && name !== "model", name]; draw(); };
 
+  const question = latest(() => get("runs"));
   async function load() {
     try {
-      ({ runs, folders } = await get("runs"));
+      const answer = await question();
+      if (!answer) return;
+      ({ runs, folders } = answer);
       draw();
     } catch (error) {
       note.replaceChildren(problem(error));
