@@ -46,7 +46,7 @@ impl Error {
         self.remedy() == Remedy::Resubmit
     }
 
-    /// What to do about it: see the [table](self#what-to-do-about-an-error).
+    /// What to do about it: see the [table](crate::error#what-to-do-about-an-error).
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Invalid(_) | Self::Callback(_) => Remedy::FixInput,
