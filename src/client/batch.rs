@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::parallel::ParallelMap;
 use super::sampling::SamplingClient;
 use crate::error::Result;
 use crate::runtime::pending::Pending;
@@ -143,7 +144,17 @@ impl<K, T: Send + 'static> Samples<K, T> {
         }
     }
 
-    fn arrived(&mut self, index: usize) {
+    /// Where the numbers of results appear that have arrived, for [`arrived`](Self::arrived).
+    pub(super) fn arrivals(&self) -> &Receiver<usize> {
+        &self.done
+    }
+
+    /// Hands work to the client's pool.
+    pub(super) fn work(&self, work: impl FnOnce() + Send + 'static) {
+        self.client.work(work);
+    }
+
+    pub(super) fn arrived(&mut self, index: usize) {
         if let Some((tag, pending)) = self.open.remove(&index) {
             self.ready.insert(index, (tag, pending.join()));
         }
@@ -208,10 +219,12 @@ impl<K, T> fmt::Debug for Samples<K, T> {
 #[must_use = "a batch does nothing until it is iterated"]
 pub struct SampleBatch<I: Iterator<Item = (K, SampleRequest)>, K = usize, T = SampleResponse> {
     input: Fuse<I>,
-    samples: Samples<K, T>,
+    pub(super) samples: Samples<K, T>,
     window: usize,
     keeps_full: bool,
     ends_at_error: bool,
+    /// Results given to [`map_parallel`](Self::map_parallel) and not yet taken from there.
+    pub(super) at_work: usize,
     /// Whether one was taken for which none has been pulled.
     owes: bool,
     ended: bool,
@@ -225,6 +238,7 @@ impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I
             window: 1_000,
             keeps_full: false,
             ends_at_error: false,
+            at_work: 0,
             owes: false,
             ended: false,
         }
@@ -280,6 +294,38 @@ impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I
         self
     }
 
+    /// Does work of yours on every result, on the client's pool of threads for the processor,
+    /// while further results arrive: decode, parse, grade. The items come in the order in which
+    /// the batch would give its results; a slow one holds back those after it.
+    ///
+    /// An item counts to the [window](Self::with_window) until it is taken from here, so memory
+    /// stays bounded. Work that panics is an error of its item. The pool is also the one that
+    /// decodes answers: give it work for the processor, nothing that waits.
+    ///
+    /// ```
+    /// # fn main() -> tinker::Result<()> {
+    /// # use tinker::{ModelInput, SampleRequest, SamplingParams, ServiceClient};
+    /// # let service = ServiceClient::local()?;
+    /// let sampler = service.create_sampling_client("tinker-local/tiny")?;
+    /// let tokenizer = sampler.tokenizer()?;
+    /// let prompts = (0..8).map(|token| ModelInput::from_ints(vec![token]));
+    /// let requests = prompts.map(|prompt| SampleRequest::new(prompt, SamplingParams::max_tokens(4)));
+    /// let texts = sampler.sample_batch(requests).in_order().map_parallel(move |response| {
+    ///     tokenizer.decode(&response.sequences[0].tokens)
+    /// });
+    /// for (index, text) in texts {
+    ///     println!("{index}: {}", text??);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn map_parallel<R, F>(self, work: F) -> ParallelMap<I, K, T, R>
+    where
+        R: Send + 'static,
+        F: Fn(T) -> R + Send + Sync + 'static,
+    {
+        ParallelMap::new(self, work)
+    }
+
     /// Waits at most `limit` for the next result. `None` leaves the batch usable: either nothing
     /// came in time or, if [`is_done`](Self::is_done), nothing will.
     pub fn next_timeout(&mut self, limit: Duration) -> Option<(K, Result<T>)> {
@@ -291,7 +337,8 @@ impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I
         self.ended
     }
 
-    fn wait(&mut self, patience: &Patience) -> Option<(K, Result<T>)> {
+    /// The next result that is there, after pulling as many requests as the window has room for.
+    pub(super) fn ready(&mut self) -> Option<(K, Result<T>)> {
         if self.owes && self.keeps_full {
             self.pull();
         }
@@ -300,8 +347,14 @@ impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I
                 return Some(self.give(item));
             }
             if !self.pull() {
-                break;
+                return None;
             }
+        }
+    }
+
+    fn wait(&mut self, patience: &Patience) -> Option<(K, Result<T>)> {
+        if let Some(item) = self.ready() {
+            return Some(item);
         }
         match self.samples.wait(patience) {
             Some(item) => Some(self.give(item)),
@@ -326,7 +379,7 @@ impl<I: Iterator<Item = (K, SampleRequest)>, K, T: Send + 'static> SampleBatch<I
 
     /// Submits the next request; false if the window is full or the input at its end.
     fn pull(&mut self) -> bool {
-        if self.ended || self.samples.len() >= self.window {
+        if self.ended || self.samples.len() + self.at_work >= self.window {
             return false;
         }
         let Some((tag, request)) = self.input.next() else {

@@ -12,6 +12,7 @@ mod batch;
 mod call;
 #[cfg(feature = "text")]
 mod chat;
+mod parallel;
 #[cfg(all(test, feature = "local"))]
 mod parity;
 mod rest;
@@ -29,6 +30,7 @@ pub use crate::runtime::training::{Attachable, ChunkOutput};
 pub use crate::wire::sse::Event;
 pub use batch::{SampleBatch, Samples};
 pub use call::{CallBody, RawAnswer, RawCall};
+pub use parallel::ParallelMap;
 pub use rest::{
     CopyOptions, DownloadOptions, DownloadProgress, Downloaded, ListOptions, Pages, RestClient,
 };

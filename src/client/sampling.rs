@@ -338,6 +338,10 @@ impl SamplingClient {
     }
 
     /// The base model behind the weights.
+    ///
+    /// # Errors
+    ///
+    /// What the service says to being asked about the sampler.
     #[doc(alias = "get_base_model")]
     pub fn base_model(&self) -> Result<String> {
         Ok(self.info()?.base_model)
@@ -354,6 +358,11 @@ impl SamplingClient {
     pub fn tokenizer(&self) -> Result<crate::text::Tokenizer> {
         let info = self.info()?;
         crate::text::Tokenizer::of_service(&info.base_model, info.tokenizer_id.as_deref())
+    }
+
+    /// Runs work for the processor on the pool of the session.
+    pub(super) fn work(&self, work: impl FnOnce() + Send + 'static) {
+        self.inner.sampler.cpu().spawn(work);
     }
 
     fn info(&self) -> Result<SamplerInfo> {

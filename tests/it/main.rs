@@ -33,6 +33,8 @@ mod hostile_values;
 mod loss;
 /// Python's exported names, found in the documentation.
 mod names;
+/// Work on the results of a batch.
+mod parallel;
 /// The official Python SDKs as guests of the embedded server.
 mod python;
 /// What the Python SDK can be asked for.

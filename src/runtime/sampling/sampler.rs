@@ -13,6 +13,7 @@ use crate::error::{Context, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::futures::Poller;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
+use crate::runtime::threads::Cpu;
 use crate::sync::lock;
 use crate::transport::retry::Backoff as Delays;
 use crate::types::{ModelInput, RetryConfig, SampleOptions, SampleResponse, SamplingSessionId};
@@ -63,6 +64,11 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
+    /// The pool for work of the processor.
+    pub(crate) fn cpu(&self) -> &Cpu {
+        &self.room.results.cpu
+    }
+
     pub(crate) fn new(
         room: Arc<Sampling>,
         sampling_session_id: SamplingSessionId,

@@ -41,6 +41,15 @@ impl Cpu {
         result.recv().unwrap_or_else(|_| Err(panicked()))
     }
 
+    /// Runs `work` on the pool, whatever its size, and does not wait for it; here if there can be
+    /// no pool. It must not panic.
+    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        match self.pool() {
+            Some(pool) => pool.spawn(work),
+            None => work(),
+        }
+    }
+
     fn pool(&self) -> Option<&ThreadPool> {
         let build = || {
             let threads = std::thread::available_parallelism().map_or(2, usize::from);
