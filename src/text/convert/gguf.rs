@@ -222,3 +222,148 @@ fn config(gguf: &Gguf, tokens: &[String]) -> TokenizerConfig {
         extra_special_tokens: Vec::new(),
     }
 }
+#[cfg(test)]
+mod tests {
+    use crate::text::Tokenizer;
+
+    /// The front of a GGUF file, value by value.
+    #[derive(Default)]
+    struct Writer {
+        count: u64,
+        values: Vec<u8>,
+    }
+
+    impl Writer {
+        fn text(bytes: &mut Vec<u8>, text: &str) {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+
+        fn value(mut self, name: &str, kind: u32, bytes: &[u8]) -> Self {
+            Self::text(&mut self.values, name);
+            self.values.extend(kind.to_le_bytes());
+            self.values.extend(bytes);
+            self.count += 1;
+            self
+        }
+
+        fn with(self, name: &str, text: &str) -> Self {
+            let mut bytes = Vec::new();
+            Self::text(&mut bytes, text);
+            self.value(name, 8, &bytes)
+        }
+
+        fn with_id(self, name: &str, id: u32) -> Self {
+            self.value(name, 4, &id.to_le_bytes())
+        }
+
+        fn with_list<T>(
+            self,
+            name: &str,
+            kind: u32,
+            items: &[T],
+            write: impl Fn(&mut Vec<u8>, &T),
+        ) -> Self {
+            let mut bytes = kind.to_le_bytes().to_vec();
+            bytes.extend((items.len() as u64).to_le_bytes());
+            items.iter().for_each(|item| write(&mut bytes, item));
+            self.value(name, 9, &bytes)
+        }
+
+        fn with_texts(self, name: &str, texts: &[&str]) -> Self {
+            self.with_list(name, 8, texts, |bytes, text| Self::text(bytes, text))
+        }
+
+        fn open(&self) -> Result<Tokenizer, crate::Error> {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("model.gguf");
+            let mut bytes = b"GGUF".to_vec();
+            bytes.extend(3u32.to_le_bytes());
+            bytes.extend(0u64.to_le_bytes());
+            bytes.extend(self.count.to_le_bytes());
+            bytes.extend(&self.values);
+            std::fs::write(&file, bytes).unwrap();
+            Tokenizer::open(file)
+        }
+    }
+
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    const KINDS: &str = "tokenizer.ggml.token_type";
+
+    /// SentencePiece's kind: scores, bytes for what has no piece, a space put first.
+    fn pieces() -> Writer {
+        let tokens = [
+            "<unk>", "<s>", "<0xC3>", "<0xA9>", "▁", "a", "b", "ab", "▁ab", "<sys>",
+        ];
+        let kinds = [2i32, 3, 6, 6, 1, 1, 1, 1, 1, 4];
+        let scores = [0f32, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -1.0, -2.0, 0.0];
+        Writer::default()
+            .with("tokenizer.ggml.model", "llama")
+            .with_texts(TOKENS, &tokens)
+            .with_list(KINDS, 5, &kinds, |bytes, kind| {
+                bytes.extend(kind.to_le_bytes())
+            })
+            .with_list("tokenizer.ggml.scores", 6, &scores, |bytes, score| {
+                bytes.extend(score.to_le_bytes());
+            })
+            .with_id("tokenizer.ggml.bos_token_id", 1)
+            .with_id("tokenizer.ggml.unknown_token_id", 0)
+            .with(
+                "tokenizer.chat_template",
+                "{{ bos_token }}{{ messages[0].content }}",
+            )
+    }
+
+    #[test]
+    fn sentence_pieces_join_by_score() {
+        let tokenizer = pieces().open().unwrap();
+        assert_eq!(tokenizer.encode("ab ab").unwrap(), [1, 8, 8]);
+        assert_eq!(tokenizer.encode_plain("ab<sys>").unwrap()[1], 9);
+        assert_eq!(tokenizer.encode_plain("aéb").unwrap(), [4, 5, 2, 3, 6]);
+        assert_eq!(tokenizer.decode(&[8, 8, 2, 3]).unwrap(), "ab abé");
+        assert_eq!(tokenizer.special_token("bos_token"), Some("<s>"));
+        let mut stream = tokenizer.decode_stream();
+        let said: Vec<_> = [8, 8, 2, 3].map(|id| stream.push(id).unwrap()).to_vec();
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(said, [text("ab"), text(" ab"), None, text("é")]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        #[track_caller]
+        fn check(writer: &Writer, expected: &str) {
+            let error = writer.open().unwrap_err();
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            let cause = cause.unwrap_or_default();
+            assert!(error.to_string().contains("model.gguf"), "{error}");
+            assert!(cause.contains(expected), "{cause}");
+        }
+        let model = |name| Writer::default().with("tokenizer.ggml.model", name);
+        check(&model("gpt2"), "no vocabulary");
+        check(&model("bert").with_texts(TOKENS, &["a"]), "\"bert\"");
+        check(&model("llama").with_texts(TOKENS, &["a"]), "no score");
+        let bpe = || model("gpt2").with_texts(TOKENS, &["a", "b", "ab"]);
+        check(&bpe(), "no merges");
+        check(
+            &bpe().with_texts("tokenizer.ggml.merges", &["ab"]),
+            "has one part",
+        );
+        let merged = || bpe().with_texts("tokenizer.ggml.merges", &["a b"]);
+        check(&merged().with("tokenizer.ggml.pre", "newest"), "\"newest\"");
+        assert_eq!(merged().open().unwrap().encode("abba").unwrap(), [2, 1, 0]);
+    }
+
+    #[cfg(feature = "chat")]
+    #[test]
+    fn templates_come_along() {
+        use crate::text::{ChatOptions, Message};
+        let named = pieces()
+            .with_texts("tokenizer.chat_templates", &["tool_use"])
+            .with("tokenizer.chat_template.tool_use", "tools");
+        let tokenizer = named.open().unwrap();
+        let render = |options: &ChatOptions| tokenizer.render_chat(&[Message::user("hi")], options);
+        assert_eq!(render(&ChatOptions::prompt()).unwrap(), "<s>hi");
+        let tools = ChatOptions::prompt().with_tools("[]").unwrap();
+        assert_eq!(render(&tools).unwrap(), "tools");
+    }
+}
