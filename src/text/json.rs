@@ -57,12 +57,16 @@ impl Style {
         ascii: true,
         ..Self::PLAIN
     };
-    /// No spaces, keys sorted.
-    pub(crate) const COMPACT_SORTED: Self = Self {
+    /// No spaces.
+    pub(crate) const COMPACT: Self = Self {
         comma: ",",
         colon: ":",
-        ascii: false,
+        ..Self::PLAIN
+    };
+    /// No spaces, keys sorted.
+    pub(crate) const COMPACT_SORTED: Self = Self {
         sorted: true,
+        ..Self::COMPACT
     };
 }
 

@@ -31,8 +31,14 @@ impl<'a> Conversation<'a> {
     pub(super) fn examples(&self, messages: &[Message], what: TrainOnWhat) -> Result<Vec<Example>> {
         let turns = self.turns(messages)?;
         let survey = self.family.survey(&turns);
+        if !self.family.facts().free_flags {
+            check_flags(&turns, what)?;
+        }
         match self.family.split(&turns) {
-            Split::Whole => Ok(vec![self.layout(turns, survey)?.example(what, true)?]),
+            Split::Whole => {
+                let turns = only_assistants(turns, what);
+                Ok(vec![self.layout(turns, survey)?.example(what, true)?])
+            }
             Split::UserTurns if what != TrainOnWhat::Customized => {
                 self.per_user_turn(turns, survey, what)
             }
@@ -58,7 +64,6 @@ impl<'a> Conversation<'a> {
                 return Err(Error::invalid("train_on_what", problem));
             }
         };
-        check_flags(&turns, what)?;
         let custom = what == TrainOnWhat::Customized;
         let mut examples = Vec::new();
         for index in first..turns.len() {
@@ -122,7 +127,11 @@ impl<'a> Conversation<'a> {
             Some(turn) => turn.plain_text()?,
             None => "",
         };
-        let mut turns = self.family.declare(self.tools, text)?;
+        let thinks = rest.clone().any(|turn| turn.content.has_thinking_part());
+        let mut turns = match thinks {
+            true => self.family.declare_to_thinker(self.tools, text)?,
+            false => self.family.declare(self.tools, text)?,
+        };
         let flagged = rest.peek().is_some_and(|turn| turn.trainable.is_some());
         for turn in &mut turns {
             let own = system.as_ref().and_then(|system| system.trainable);
@@ -131,4 +140,13 @@ impl<'a> Conversation<'a> {
         turns.extend(rest);
         Ok(turns)
     }
+}
+
+/// Only messages of the assistant are trained on, whatever others say.
+fn only_assistants(mut turns: Vec<Turn>, what: TrainOnWhat) -> Vec<Turn> {
+    if what == TrainOnWhat::Customized {
+        let others = turns.iter_mut().filter(|turn| !turn.is("assistant"));
+        others.for_each(|turn| turn.trainable = turn.trainable.map(|_| false));
+    }
+    turns
 }

@@ -83,7 +83,7 @@ impl DeepSeekV3 {
             _ => {}
         }
         let says = !text.is_empty() || turn.content.is_empty();
-        text += &self.calls(&turn.calls);
+        text += &self.calls(&turn.calls, place.mark)?;
         let mut output = vec![Piece::Markup(text)];
         if says || !self.is_v31() {
             output.push(Piece::fixed(END));
@@ -95,25 +95,27 @@ impl DeepSeekV3 {
         })
     }
 
-    fn calls(&self, calls: &[ToolCall]) -> String {
+    fn calls(&self, calls: &[ToolCall], mark: usize) -> Result<String> {
         if calls.is_empty() {
-            return String::new();
+            return Ok(String::new());
         }
         let each = calls.iter().map(|call| {
-            let ToolCall {
-                name, arguments, ..
-            } = call;
-            match self.is_v31() {
+            let name = &call.name;
+            let arguments = match !self.is_v31() || mark == BY_TEMPLATE {
+                true => written_anew(call)?,
+                false => call.arguments.clone(),
+            };
+            Ok(match self.is_v31() {
                 true => format!("{}{name}{SEPARATOR}{arguments}{}", CALL.0, CALL.1),
                 false => format!(
                     "{}function{SEPARATOR}{name}\n```json\n{arguments}\n```{}",
                     CALL.0, CALL.1
                 ),
-            }
+            })
         });
         let between = if self.is_v31() { "" } else { "\n" };
-        let each = each.collect::<Vec<_>>().join(between);
-        format!("{}{each}{}", CALLS.0, CALLS.1)
+        let each = each.collect::<Result<Vec<_>>>()?.join(between);
+        Ok(format!("{}{each}{}", CALLS.0, CALLS.1))
     }
 
     fn result(&self, turn: &Turn, place: &Place<'_>) -> Result<Rendered> {
@@ -283,6 +285,18 @@ impl Family for DeepSeekV3 {
         };
         Ok(reply.ended(Termination::StopSequence))
     }
+}
+
+/// Arguments as the service's own renderer writes them: their names as they are, other scripts
+/// escaped in their values.
+fn written_anew(call: &ToolCall) -> Result<String> {
+    let arguments = call.parse_arguments()?;
+    let pairs = arguments.as_object().unwrap_or_default().iter();
+    let pairs = pairs.map(|(name, value)| {
+        let name = Json::from(name.as_str()).dump(Style::PLAIN);
+        format!("{name}: {}", value.dump(Style::ASCII))
+    });
+    Ok(format!("{{{}}}", pairs.collect::<Vec<_>>().join(", ")))
 }
 
 fn joined(parts: &[Said], strip: bool) -> Result<String> {

@@ -1,7 +1,7 @@
 //! `glm5_3` and `glm5_2`: roles are tokens, and the next role's token ends the model's turn.
 
 use super::super::json::{Json, Style, set};
-use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
+use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{Reply, content_blocks, inside, json_call, restored, until_stop, value_or_text};
 use super::{Parsed, Termination};
@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 const USER: &str = "<|user|>";
 const OBSERVATION: &str = "<|observation|>";
 const END: &str = "<|endoftext|>";
+
+/// See [`Family::survey`]: messages say what is trained on.
+const FLAGGED: usize = 1;
 
 struct Glm {
     effort: &'static str,
@@ -48,7 +51,9 @@ impl Glm {
         let terminator = terminator(turn, place.next());
         let mut overlap = Vec::new();
         match terminator {
-            Some(_) if place.is_last && self.vendor => overlap.push(Piece::fixed(END)),
+            Some(_) if place.is_last && (self.vendor || by_message(place)) => {
+                overlap.push(Piece::fixed(END));
+            }
             Some(token) if place.is_last => overlap.push(Piece::fixed(token)),
             // It is what the model has to learn to end its turn with, so it is its own output,
             // and the next message leaves it out.
@@ -62,6 +67,11 @@ impl Glm {
             joined: false,
         })
     }
+}
+
+/// Messages say themselves what is trained on, which only the service's own variants know.
+fn by_message(place: &Place<'_>) -> bool {
+    place.as_produced && place.mark == FLAGGED
 }
 
 /// The token the model ends this turn with, if the next message starts with it.
@@ -128,6 +138,13 @@ impl Family for Glm {
         Ok(vec![Piece::fixed(text)])
     }
 
+    fn survey(&self, turns: &[Turn]) -> usize {
+        match turns.iter().any(|turn| turn.trainable.is_some()) {
+            true => FLAGGED,
+            false => 0,
+        }
+    }
+
     fn prepare(&self, turns: Vec<Turn>, survey: usize) -> Result<(Vec<Turn>, usize)> {
         match self.vendor {
             true => Ok((turns, survey)),
@@ -180,9 +197,15 @@ impl Family for Glm {
     fn declare(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
         let deferred = |tool: &&Json| tool.get("defer_loading").is_some_and(Json::is_truthy);
         let lines = tools.iter().filter(|tool| !deferred(tool)).map(|tool| {
-            let mut kept = tool.as_object().unwrap_or_default().to_vec();
-            kept.retain(|(key, _)| key != "strict" && key != "defer_loading");
-            Json::Object(kept).dump(Style::PLAIN) + "\n"
+            let declared = match self.vendor {
+                true => specification(tool),
+                false => {
+                    let mut kept = tool.as_object().unwrap_or_default().to_vec();
+                    kept.retain(|(key, _)| key != "strict" && key != "defer_loading");
+                    Json::Object(kept)
+                }
+            };
+            declared.dump(Style::PLAIN) + "\n"
         });
         let lines: String = lines.collect();
         let text = format!(
@@ -201,6 +224,9 @@ impl Family for Glm {
     }
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
+        if self.vendor {
+            return read_vendor(codec, tokens);
+        }
         let tokens = restored(codec, tokens, "<think>", "</think>")?;
         let (text, stop) = until_stop(codec, &tokens, &[USER, OBSERVATION, END])?;
         let termination = match stop {
@@ -220,6 +246,79 @@ impl Family for Glm {
             reply.take(other.map(|call| parse_call(&call.raw_text)).collect());
         }
         Ok(reply.ended(termination))
+    }
+}
+
+/// What the service's own variants make of an answer: all before the end of the block is
+/// thinking, also where the answer was cut off in it, and what is no whole call is text.
+fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
+    let (text, stop) = until_stop(codec, tokens, &[END, USER, OBSERVATION])?;
+    let (thinking, said) = text.split_once("</think>").unwrap_or((&text, ""));
+    let thinking = inside(thinking, "<think>", "").trim();
+    let mut parts = Vec::new();
+    if !thinking.is_empty() {
+        parts.push(Said::Thinking(thinking.to_owned()));
+    }
+    let mut reply = Reply::text("");
+    if let Some((texts, calls)) = content_blocks(said) {
+        parts.extend(texts);
+        reply.take(calls.iter().map(|call| parse_call(call)).collect());
+    } else if !said.is_empty() {
+        parts.push(Said::Text(said.to_owned()));
+    }
+    reply.content = match parts.as_slice() {
+        [Said::Text(text)] => Content::Text(text.clone()),
+        _ => Content::Parts(parts),
+    };
+    Ok(reply.with_ids().ended(match stop {
+        None => Termination::Malformed,
+        Some(0) => Termination::Eos,
+        Some(_) => Termination::StopSequence,
+    }))
+}
+
+/// A tool as the service's own variants declare it: the three fields of a specification.
+fn specification(tool: &Json) -> Json {
+    let field = |key: &str, missing: Json| {
+        let value = tool.get(key).cloned().unwrap_or(missing);
+        (key.to_owned(), value)
+    };
+    let (name, parameters) = field("parameters", Json::Object(Vec::new()));
+    Json::Object(vec![
+        field("name", Json::Null),
+        field("description", Json::from("")),
+        (name, in_schema_order(parameters)),
+    ])
+}
+
+/// The keywords of a schema in the order in which they are usually written, then all other keys
+/// by name.
+fn in_schema_order(value: Json) -> Json {
+    const KEYWORDS: [&str; 11] = [
+        "type",
+        "description",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "additionalProperties",
+        "default",
+        "anyOf",
+        "oneOf",
+        "allOf",
+    ];
+    let place = |key: &str| {
+        let known = KEYWORDS.iter().position(|keyword| *keyword == key);
+        known.unwrap_or(KEYWORDS.len())
+    };
+    match value {
+        Json::Object(mut pairs) => {
+            pairs.sort_by(|(a, _), (b, _)| (place(a), a).cmp(&(place(b), b)));
+            let pairs = pairs.into_iter();
+            Json::Object(pairs.map(|(k, v)| (k, in_schema_order(v))).collect())
+        }
+        Json::Array(items) => Json::Array(items.into_iter().map(in_schema_order).collect()),
+        other => other,
     }
 }
 

@@ -4,7 +4,7 @@
 //! that template where it differs from the cookbook: thinking before earlier answers is dropped,
 //! an empty system message is left out, and a single call names its type plainly.
 
-use super::super::json::Json;
+use super::super::json::{Json, Style};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
 use super::gpt_oss_tools::{cookbook_functions, template_functions};
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
@@ -76,7 +76,7 @@ impl GptOss {
         !turn.calls.is_empty() && !answered
     }
 
-    fn assistant(&self, turn: &Turn, place: &Place<'_>) -> String {
+    fn assistant(&self, turn: &Turn, place: &Place<'_>) -> Result<String> {
         const AGAIN: &str = "<|end|><|start|>assistant";
         let mut out = String::new();
         let (thinking, text) = (turn.content.thinking(), turn.content.text());
@@ -85,7 +85,7 @@ impl GptOss {
         }
         if turn.calls.is_empty() {
             let end = if place.is_last { RETURN } else { "<|end|>" };
-            return out + &format!("<|channel|>final<|message|>{text}{end}");
+            return Ok(out + &format!("<|channel|>final<|message|>{text}{end}"));
         }
         if !text.is_empty() {
             out += &format!("<|channel|>commentary<|message|>{text}{AGAIN}");
@@ -96,12 +96,17 @@ impl GptOss {
             false => "<|constrain|>json",
         };
         let calls = turn.calls.iter().map(|call| {
-            let ToolCall {
-                name, arguments, ..
-            } = call;
-            format!(" to=functions.{name}<|channel|>commentary {kind}<|message|>{arguments}{CALL}")
+            let name = &call.name;
+            let arguments = match kind {
+                "json" => call.parse_arguments()?.dump(Style::PLAIN),
+                _ => call.arguments.clone(),
+            };
+            Ok(format!(
+                " to=functions.{name}<|channel|>commentary {kind}<|message|>{arguments}{CALL}"
+            ))
         });
-        out + &calls.collect::<Vec<_>>().join("<|start|>assistant")
+        let calls = calls.collect::<Result<Vec<_>>>()?;
+        Ok(out + &calls.join("<|start|>assistant"))
     }
 }
 
@@ -134,10 +139,7 @@ impl Family for GptOss {
         {
             turns.remove(0);
         }
-        let mut system = self.system(effort, declared);
-        let flagged = turns.iter().any(|turn| turn.trainable.is_some());
-        system.trainable = flagged.then_some(false);
-        turns.insert(0, system);
+        turns.insert(0, self.system(effort, declared));
         Ok((turns, survey))
     }
 
@@ -153,7 +155,10 @@ impl Family for GptOss {
                     format!("<|channel|>commentary<|message|>{text}<|end|>"),
                 )
             }
-            "assistant" => ("<|start|>assistant".to_owned(), self.assistant(turn, place)),
+            "assistant" => (
+                "<|start|>assistant".to_owned(),
+                self.assistant(turn, place)?,
+            ),
             "system" => (
                 "<|start|>developer".to_owned(),
                 format!(

@@ -135,9 +135,13 @@ fn template_union(variants: &[Json]) -> String {
             true => String::new(),
             false => format!("// {about}"),
         };
-        format!("{}{about}", template_type(variant))
+        let default = match variant.get("default") {
+            Some(value) => format!("{:20}// default: {}", "", value.dump(Style::PLAIN)),
+            None => String::new(),
+        };
+        format!("{}{about}{default}", template_type(variant))
     });
-    each.collect::<Vec<_>>().join(" | ")
+    each.collect::<Vec<_>>().join(" | \n")
 }
 
 /// As the cookbook writes them.

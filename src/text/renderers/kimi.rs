@@ -109,10 +109,7 @@ impl Family for Kimi {
     fn prepare(&self, mut turns: Vec<Turn>, survey: usize) -> Result<(Vec<Turn>, usize)> {
         let at = usize::from(turns.first().is_some_and(|turn| turn.is(DECLARED)));
         if !turns.get(at).is_some_and(|turn| turn.is("system")) {
-            let mut system = Turn::new("system", SYSTEM);
-            let flagged = turns.iter().any(|turn| turn.trainable.is_some());
-            system.trainable = flagged.then_some(false);
-            turns.insert(at, system);
+            turns.insert(at, Turn::new("system", SYSTEM));
         }
         Ok((turns, survey))
     }

@@ -93,6 +93,11 @@ pub(super) trait Family: Send + Sync {
         ))
     }
 
+    /// The same for a conversation in which the model thinks.
+    fn declare_to_thinker(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
+        self.declare(tools, system)
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed>;
 }
 
@@ -211,6 +216,8 @@ pub(super) enum Piece {
     Markup(String),
     /// Text in which special tokens are only text.
     Plain(String),
+    /// Text in which no added token is more than text.
+    Spelled(String),
     /// Tokens as they are.
     Tokens(Vec<i32>),
 }
@@ -296,6 +303,7 @@ impl<'a> Encoder<'a> {
                 Piece::Fixed(text) => tokens.extend_from_slice(&self.codec.fixed(&text)?),
                 Piece::Markup(text) => tokens.extend_from_slice(&self.text(true, text)?),
                 Piece::Plain(text) => tokens.extend_from_slice(&self.text(false, text)?),
+                Piece::Spelled(text) => tokens.extend(self.codec.tokenizer.encode_spelled(&text)?),
                 Piece::Tokens(more) => tokens.extend_from_slice(&more),
             }
         }
@@ -435,7 +443,7 @@ impl<'a> Layout<'a> {
         if turns.is_empty() {
             return Err(Error::invalid("messages", "must not be empty"));
         }
-        if !self.family.facts().free_flags {
+        if !as_produced && !self.family.facts().free_flags {
             check_flags(turns, what)?;
         }
         let start = self.family.turn_start(&turns[..turns.len() - 1]);
@@ -618,7 +626,10 @@ pub(super) fn check_flags(turns: &[Turn], what: TrainOnWhat) -> Result<()> {
         return Ok(());
     };
     let problem = match custom {
-        true => "must be given for every message when messages say what is trained on",
+        true => {
+            "must be given for every message when messages say what is trained on; in one \
+             sequence, also for the system message that the renderer would otherwise put in"
+        }
         false => "only counts when messages say what is trained on (TrainOnWhat::Customized)",
     };
     Err(Error::invalid(
@@ -635,7 +646,7 @@ pub(super) fn after_last_user(turns: &[Turn]) -> usize {
 fn text_of(pieces: Vec<Piece>) -> String {
     let text = |piece| match piece {
         Piece::Fixed(text) => text.into_owned(),
-        Piece::Markup(text) | Piece::Plain(text) => text,
+        Piece::Markup(text) | Piece::Plain(text) | Piece::Spelled(text) => text,
         Piece::Tokens(_) => String::new(),
     };
     pieces.into_iter().map(text).collect()

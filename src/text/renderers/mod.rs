@@ -149,10 +149,11 @@ impl Renderer {
 
     /// A renderer from the tokenizer's own chat template.
     ///
-    /// What belongs to a message is found by comparing prefixes, so the prompt for a message
-    /// must be a prefix of the conversation that ends with it. [`supervised`](Self::supervised)
-    /// makes one example per assistant message and refuses the message whose prompt is no
-    /// prefix, with the reason.
+    /// What belongs to a message is found by comparing prefixes: the prompt for a message is to
+    /// be a prefix of the conversation that ends with it, and [`supervised`](Self::supervised)
+    /// makes one example per assistant message. Where one is no prefix but the template marks
+    /// what the model says by `{% generation %}` blocks, one sequence of the whole conversation
+    /// is weighted by these. A template that does neither is refused, with the reason.
     ///
     /// # Errors
     ///
@@ -310,8 +311,8 @@ impl Renderer {
 
     /// The sequences to train on: one if the family [extends](Self::extends), else one for each
     /// message the model is to produce, which then starts with the very prompt it would be
-    /// given. With [`TrainOnWhat::Customized`] the latter only train messages of the assistant,
-    /// whatever other messages say.
+    /// given. With [`TrainOnWhat::Customized`] only messages of the assistant are trained on,
+    /// whatever other messages say; [`example`](Self::example) heeds them too.
     ///
     /// # Errors
     ///

@@ -4,13 +4,14 @@
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, Turn};
 use super::Parsed;
-use super::layout::{Codec, Facts, Family, Piece, Place, Rendered, Split};
+use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::qwen3::{goes_on, header, merged};
 use super::qwen3_5::read;
 use super::xml_tools::{Scalars, declaration, format_call};
 use crate::error::{Error, Result};
 
 const END: &str = "<|im_end|>";
+const OPEN: &str = "<think>\n";
 
 #[derive(Default)]
 struct Nemotron {
@@ -108,15 +109,25 @@ impl Nemotron {
             && !turn.content.has_thinking()
     }
 
+    /// The example ends with this message, which answers a prompt that opens the block.
+    fn is_answer(&self, turn: &Turn, place: &Place<'_>) -> bool {
+        place.as_produced && place.is_last && turn.is("assistant") && !self.disabled
+    }
+
     fn calls(&self, turn: &Turn, content: &Content, produced: bool) -> Result<String> {
         let only_thought = content.has_thinking_part() && content.text().is_empty();
         let newline = match produced || (only_thought && !self.ultra) {
             true => "",
             false => "\n",
         };
+        let nested = if produced {
+            Style::COMPACT
+        } else {
+            Style::ASCII
+        };
         let mut out = newline.to_owned();
         for call in &turn.calls {
-            out += &format_call(call, Scalars::Python)?;
+            out += &format_call(call, Scalars::Python, nested)?;
             out += "\n";
         }
         Ok(out)
@@ -159,10 +170,7 @@ impl Family for Nemotron {
 
     fn prepare(&self, mut turns: Vec<Turn>, _: usize) -> Result<(Vec<Turn>, usize)> {
         if !turns.first().is_some_and(|turn| turn.is("system")) {
-            let mut system = Turn::new("system", "");
-            let flagged = turns.iter().any(|turn| turn.trainable.is_some());
-            system.trainable = flagged.then_some(false);
-            turns.insert(0, system);
+            turns.insert(0, Turn::new("system", ""));
         }
         Ok((turns, 0))
     }
@@ -210,9 +218,13 @@ impl Family for Nemotron {
             }
             _ => vec![header(turn, place)],
         };
+        let mut output = merged(parts);
+        if self.is_answer(turn, place) {
+            apart_from_prompt(&mut output);
+        }
         Ok(Rendered {
             header,
-            output: merged(parts),
+            output,
             ..Rendered::default()
         })
     }
@@ -259,7 +271,10 @@ impl Nemotron {
             match part {
                 Said::Thinking(_) if strip => {}
                 Said::Thinking(text) => {
-                    before = self.thought(&text);
+                    before = match self.ultra && self.is_answer(turn, place) {
+                        true => self.thought(text.trim()),
+                        false => self.thought(&text),
+                    };
                     out.push(Said::Text(before.clone()));
                 }
                 Said::Text(text) => {
@@ -286,6 +301,19 @@ impl Nemotron {
             }
         }
         out
+    }
+}
+
+/// What the prompt opens the block with is tokenised before what the model says.
+fn apart_from_prompt(output: &mut [Part]) {
+    let Some(Part::Text(pieces)) = output.first_mut() else {
+        return;
+    };
+    if let [Piece::Markup(text)] = pieces.as_mut_slice()
+        && let Some(rest) = text.strip_prefix(OPEN)
+    {
+        *text = rest.to_owned();
+        pieces.insert(0, Piece::fixed(OPEN));
     }
 }
 

@@ -6,12 +6,16 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn};
-use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
-use super::reply::{Reply, content_blocks, json_call, unterminated, until_stop};
+use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
+use super::reply::{Reply, content_blocks, inside, json_call, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
 const END: &str = "<|im_end|>";
+
+/// See [`Family::survey`]: the conversation has what only the models' template, not the
+/// cookbook, can write: a run of results of tools in one block, tools in other scripts.
+const BY_TEMPLATE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Thinking {
@@ -58,6 +62,25 @@ impl Qwen3 {
             && turn.is("assistant")
             && place.last_user().is_some()
             && place.is_last
+    }
+
+    /// How arguments are written: as the template does, or as the cookbook where the template
+    /// would keep the thinking that this renderer drops.
+    fn argument_style(&self, turn: &Turn) -> Style {
+        let thinks = turn.content.has_thinking_part() && !turn.content.text().is_empty();
+        match self.thinking == Thinking::None && thinks {
+            true => Style::ASCII,
+            false => Style::PLAIN,
+        }
+    }
+
+    /// Parts of an answer stay apart, where history keeps all of it.
+    fn keeps_parts(&self, turn: &Turn, parts: &[Said]) -> bool {
+        let texts = parts.iter().all(|part| matches!(part, Said::Text(_)));
+        self.thinking == Thinking::Preserved
+            && turn.is("assistant")
+            && turn.calls.is_empty()
+            && texts
     }
 
     fn said(&self, turn: &Turn, place: &Place<'_>, framed: bool) -> Result<String> {
@@ -107,14 +130,34 @@ impl Family for Qwen3 {
         if framed && !turn.content.has_thinking() {
             text = frame("") + text.trim_start_matches('\n');
         }
+        let mut calls = String::new();
         if !turn.calls.is_empty() {
-            text += if has_text { "\n" } else { "" };
-            text += &json_calls(&turn.calls)?;
+            calls += if has_text { "\n" } else { "" };
+            calls += &json_calls(&turn.calls, self.argument_style(turn))?;
         }
         let (header, open, close) = block(turn, place);
-        let mut output = vec![Part::Text(vec![Piece::Plain(format!(
-            "{open}{text}{close}"
-        ))])];
+        let said = match &turn.content {
+            _ if self.thinking == Thinking::None && only_thinks(turn) && produced(place) => {
+                vec![
+                    Piece::Spelled(text),
+                    Piece::Plain(format!("\n{}", calls.trim_start())),
+                ]
+            }
+            // The model's own template keeps what it says apart from what it calls.
+            Content::Text(_) if produced(place) => {
+                vec![Piece::Plain(format!("{open}{text}")), Piece::Plain(calls)]
+            }
+            Content::Parts(parts) if self.keeps_parts(turn, parts) => {
+                let block = if framed { frame("") } else { String::new() };
+                let texts = parts.iter().filter_map(|part| match part {
+                    Said::Text(text) => Some(text.clone()),
+                    _ => None,
+                });
+                [block].into_iter().chain(texts).map(Piece::Plain).collect()
+            }
+            _ => vec![Piece::Plain(format!("{open}{text}{calls}{close}"))],
+        };
+        let mut output = vec![Part::Text(said)];
         if !goes_on(turn, place.next()) {
             output.push(Part::Text(vec![Piece::fixed(END)]));
         }
@@ -123,6 +166,17 @@ impl Family for Qwen3 {
             output,
             ..Rendered::default()
         })
+    }
+
+    /// The instruct models' sequences are whole but for what the cookbook cannot lay out: a run
+    /// of results, and messages that say what is trained on.
+    fn split(&self, turns: &[Turn]) -> Split {
+        let flagged = turns.iter().any(|turn| turn.trainable.is_some());
+        let by_template = self.thinking == Thinking::None && (flagged || has_run(turns));
+        match self.facts().extends && !by_template {
+            true => Split::Whole,
+            false => Split::Messages,
+        }
     }
 
     fn suffix(&self, place: &Place<'_>) -> Result<Vec<Piece>> {
@@ -141,7 +195,19 @@ impl Family for Qwen3 {
     }
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
-        read(codec, tokens, self.thinking != Thinking::None)
+        if self.thinking != Thinking::Preserved {
+            return read(codec, tokens, self.thinking != Thinking::None);
+        }
+        let end = codec.token(END)?;
+        let (text, stop) = until_stop(codec, tokens, &[END])?;
+        if stop.is_none() || tokens.last() != Some(&end) {
+            return Ok(Reply::text(text).ended(Termination::Malformed));
+        }
+        let mut reply = blocks(&text, true).with_ids();
+        if let Content::Parts(parts) = &mut reply.content {
+            parts.retain(|part| !matches!(part, Said::Text(text) if text.is_empty()));
+        }
+        Ok(reply.ended(Termination::StopSequence))
     }
 }
 
@@ -172,19 +238,52 @@ impl Family for Qwen3Vl {
                 .iter()
                 .any(|part| !matches!(part, Said::Text(text) if text.is_empty()));
             let newline = if said { "\n" } else { "" };
-            parts.push(Said::Text(format!("{newline}{}", json_calls(&turn.calls)?)));
+            let calls = json_calls(&turn.calls, Style::PLAIN)?;
+            parts.push(Said::Text(format!("{newline}{calls}")));
         }
-        let (header, open, close) = block(turn, place);
+        let (mut header, open, close) = block(turn, place);
+        if place.mark == BY_TEMPLATE && turn.is("assistant") && place.is_last {
+            header = self.suffix(place)?;
+            open_block(&mut parts, turn);
+        }
+        let spelled = match parts.first() {
+            Some(Said::Text(_)) if !self.unframes && only_thinks(turn) && produced(place) => {
+                Some(parts.remove(0))
+            }
+            _ => None,
+        };
         parts.insert(0, Said::Text(open.to_owned()));
         parts.push(Said::Text(close.to_owned()));
         if !goes_on(turn, place.next()) {
             parts.push(Said::Text(END.to_owned()));
         }
+        let mut output = merged(parts);
+        if let Some(Said::Text(text)) = spelled {
+            output.insert(0, Part::Text(vec![Piece::Spelled(text)]));
+        }
         Ok(Rendered {
             header,
-            output: merged(parts),
+            output,
             ..Rendered::default()
         })
+    }
+
+    fn survey(&self, turns: &[Turn]) -> usize {
+        match self.unframes && (has_run(turns) || declares_other_scripts(turns)) {
+            true => BY_TEMPLATE,
+            false => 0,
+        }
+    }
+
+    fn suffix(&self, place: &Place<'_>) -> Result<Vec<Piece>> {
+        let block = match place.mark {
+            BY_TEMPLATE => "<think>\n",
+            _ => "",
+        };
+        let newline = place.newline();
+        Ok(vec![Piece::fixed(format!(
+            "{newline}<|im_start|>assistant\n{block}"
+        ))])
     }
 
     fn declare(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
@@ -235,6 +334,48 @@ fn block(turn: &Turn, place: &Place<'_>) -> (Vec<Piece>, &'static str, &'static 
     }
 }
 
+/// The message the model produces, as an example shows it.
+fn produced(place: &Place<'_>) -> bool {
+    place.as_produced && place.is_last
+}
+
+/// An answer that thinks and calls but says nothing. The instruct models have no thinking of
+/// their own: such a block is text to them.
+fn only_thinks(turn: &Turn) -> bool {
+    let text = turn.content.text();
+    turn.content.has_thinking_part() && text.is_empty() && !turn.calls.is_empty()
+}
+
+/// There are results of tools next to each other.
+fn has_run(turns: &[Turn]) -> bool {
+    turns
+        .windows(2)
+        .any(|pair| goes_on(&pair[0], Some(&pair[1])))
+}
+
+/// Tools are declared that are not all ASCII.
+fn declares_other_scripts(turns: &[Turn]) -> bool {
+    let system = turns.first().filter(|turn| turn.is("system"));
+    let text = system.map(|turn| turn.content.text()).unwrap_or_default();
+    let tools = text.split_once("<tools>\n").map(|(_, tools)| tools);
+    tools.is_some_and(|tools| !tools.is_ascii())
+}
+
+/// Lays out an answer after a prompt that opens the block of thinking.
+fn open_block(parts: &mut Vec<Said>, turn: &Turn) {
+    if !turn.content.has_thinking_part() {
+        parts.insert(0, Said::Text("\n</think>\n\n".to_owned()));
+        return;
+    }
+    for part in parts {
+        if let Said::Text(text) = part
+            && let Some(thought) = text.strip_prefix("<think>")
+        {
+            *text = format!("{}\n</think>\n\n", inside(thought, "", "</think>"));
+        }
+    }
+}
+
 /// Both are results of tools, which share a block.
 pub(super) fn goes_on(turn: &Turn, neighbour: Option<&Turn>) -> bool {
     turn.is("tool") && neighbour.is_some_and(|turn| turn.is("tool"))
@@ -266,10 +407,10 @@ fn joined(parts: &[Said], strip: bool, framed: bool, trim: bool) -> Result<Strin
     Ok(out)
 }
 
-pub(super) fn json_calls(calls: &[ToolCall]) -> Result<String> {
+fn json_calls(calls: &[ToolCall], style: Style) -> Result<String> {
     let each = calls.iter().map(|call| {
-        let name = Json::from(call.name.as_str()).dump(Style::PLAIN);
-        let arguments = call.parse_arguments()?.dump(Style::PLAIN);
+        let name = Json::from(call.name.as_str()).dump(style);
+        let arguments = call.parse_arguments()?.dump(style);
         Ok(format!(
             "<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
         ))

@@ -91,6 +91,10 @@ impl Family for Qwen35 {
             match part {
                 Said::Thinking(_) if strip => {}
                 Said::Thinking(text) => {
+                    let text = match self.strips_history || place.is_last {
+                        true => text.trim(),
+                        false => &text,
+                    };
                     parts.push(Said::Text(format!("<think>\n{text}\n</think>\n\n")));
                 }
                 Said::Image(chunk) => {
@@ -131,9 +135,16 @@ impl Family for Qwen35 {
             let tool = tool.dump(Style::PLAIN);
             format!("{{\"type\": \"function\", \"function\": {tool}}}")
         });
-        let tools = declaration(&lines.collect::<Vec<_>>().join("\n"));
-        let gap = if system.is_empty() { "" } else { "\n\n" };
-        Ok(vec![Turn::new("system", format!("{tools}{gap}{system}"))])
+        Ok(declared(lines, system))
+    }
+
+    /// The template keeps thinking between calls, which the cookbook drops: with such turns the
+    /// cookbook's layout is the one to follow, and it declares tools bare.
+    fn declare_to_thinker(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
+        match self.effort {
+            Some(_) => Ok(declared(tools.iter().map(|t| t.dump(Style::ASCII)), system)),
+            None => self.declare(tools, system),
+        }
     }
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
@@ -167,11 +178,20 @@ impl Qwen35 {
             Some(_) => Scalars::Json,
             None => Scalars::Python,
         };
-        let calls = turn.calls.iter().map(|call| format_call(call, scalars));
+        let calls = turn
+            .calls
+            .iter()
+            .map(|call| format_call(call, scalars, Style::ASCII));
         let calls = calls.collect::<Result<Vec<_>>>()?.join("\n");
         let said = content.has_image() || !content.text().trim().is_empty();
         Ok(if said { format!("\n\n{calls}") } else { calls })
     }
+}
+
+fn declared(lines: impl Iterator<Item = String>, system: &str) -> Vec<Turn> {
+    let tools = declaration(&lines.collect::<Vec<_>>().join("\n"));
+    let gap = if system.is_empty() { "" } else { "\n\n" };
+    vec![Turn::new("system", format!("{tools}{gap}{system}"))]
 }
 
 /// The sentence comes before the system's text; an empty system message is left out.

@@ -49,6 +49,14 @@ impl Reply {
         }
     }
 
+    /// Names calls as the service's own renderers do.
+    pub(super) fn with_ids(mut self) -> Self {
+        for (index, call) in self.calls.iter_mut().enumerate() {
+            call.id = Some(format!("functions.{}:{index}", call.name));
+        }
+        self
+    }
+
     /// Sorts calls that were read from those that were not.
     pub(super) fn take(&mut self, calls: Vec<std::result::Result<ToolCall, UnparsedToolCall>>) {
         for call in calls {

@@ -2,8 +2,9 @@
 //!
 //! A template lays out whole conversations, so what belongs to a message is found by comparing
 //! prefixes: the prompt for a message must be how the conversation that ends with it starts.
-//! Where that does not hold nothing could be trained that matches what is sampled, and the
-//! message is refused.
+//! Where that does not hold the template may still say itself, by `{% generation %}` blocks,
+//! where the model speaks. Where it does neither, nothing could be trained that matches what is
+//! sampled, and the message is refused.
 
 use super::super::chat::ChatOptions;
 use super::super::data::Example;
@@ -50,19 +51,7 @@ impl Template {
             true => ChatOptions::prompt(),
             false => ChatOptions::transcript(),
         };
-        let options = match call.tools.is_empty() {
-            true => options,
-            false => {
-                let wrap = |tool: &Json| {
-                    Json::Object(vec![
-                        ("type".to_owned(), Json::from("function")),
-                        ("function".to_owned(), tool.clone()),
-                    ])
-                };
-                let tools = Json::Array(call.tools.iter().map(wrap).collect());
-                options.with_tools(&tools.dump(Style::PLAIN))?
-            }
-        };
+        let options = with_tools(options, call.tools)?;
         codec.tokenizer.render_chat(messages, &options)
     }
 
@@ -129,7 +118,13 @@ impl Template {
         for index in first..messages.len() {
             let wanted = what != TrainOnWhat::Customized || flag(&messages[index]);
             if messages[index].role() == "assistant" && wanted {
-                examples.push(self.target(codec, tools, messages, index)?);
+                match self.target(codec, tools, messages, index) {
+                    Ok(example) => examples.push(example),
+                    Err(problem) => {
+                        let whole = self.by_spans(codec, tools, messages, what, problem)?;
+                        return Ok(vec![whole]);
+                    }
+                }
             }
         }
         Ok(examples)
@@ -178,12 +173,59 @@ impl Template {
         messages: &[Message],
         what: TrainOnWhat,
     ) -> Result<Example> {
+        self.by_prefix(codec, tools, messages, what)
+            .or_else(|problem| self.by_spans(codec, tools, messages, what, problem))
+    }
+
+    /// The whole conversation as one sequence, weighted by where the template says itself that
+    /// the model speaks.
+    ///
+    /// # Errors
+    ///
+    /// `problem`, which is why this was asked for, if the template does not say.
+    fn by_spans(
+        &self,
+        codec: &Codec,
+        tools: &[Json],
+        messages: &[Message],
+        what: TrainOnWhat,
+        problem: Error,
+    ) -> Result<Example> {
+        let of_assistant = matches!(
+            what,
+            TrainOnWhat::LastAssistantMessage
+                | TrainOnWhat::LastAssistantTurn
+                | TrainOnWhat::AllAssistantMessages
+                | TrainOnWhat::Customized
+        );
+        let sampled = messages.iter().any(|message| message.tokens().is_some());
+        let options = with_tools(ChatOptions::transcript(), tools)?;
+        let (text, spans) = codec.tokenizer.render_chat_with_spans(messages, &options)?;
+        let assistants: Vec<usize> = (0..messages.len())
+            .filter(|&index| messages[index].role() == "assistant")
+            .collect();
+        if !of_assistant || sampled || spans.is_empty() || spans.len() != assistants.len() {
+            return Err(problem);
+        }
+        let (tokens, span_of) = codec.tokenizer.encode_spans(&text, spans)?;
+        let weight = |span: Option<usize>| {
+            let index = span.map(|number| assistants[number]);
+            f32::from(index.is_some_and(|index| is_trained(messages, index, what)))
+        };
+        let weights = span_of.into_iter().map(weight).collect();
+        Example::new(ModelInput::from_ints(tokens), weights)
+    }
+
+    fn by_prefix(
+        &self,
+        codec: &Codec,
+        tools: &[Json],
+        messages: &[Message],
+        what: TrainOnWhat,
+    ) -> Result<Example> {
         let mut chunks = Vec::new();
         let mut weights = Vec::new();
         let mut done = String::new();
-        let last_user = messages
-            .iter()
-            .rposition(|message| message.role() == "user");
         for (index, message) in messages.iter().enumerate() {
             let assistant = message.role() == "assistant";
             let prompt = Call {
@@ -206,21 +248,7 @@ impl Template {
                 .strip_prefix(&done)
                 .and_then(|rest| rest.strip_prefix(header))
                 .ok_or_else(|| not_a_prefix(index))?;
-            let last = index + 1 == messages.len();
-            let trained = match what {
-                TrainOnWhat::LastAssistantMessage => assistant && last,
-                TrainOnWhat::LastAssistantTurn => {
-                    assistant && last_user.is_none_or(|user| index > user)
-                }
-                TrainOnWhat::AllAssistantMessages => assistant,
-                TrainOnWhat::AllMessages | TrainOnWhat::AllTokens => true,
-                TrainOnWhat::AllUserAndSystemMessages => {
-                    matches!(message.role(), "user" | "system")
-                }
-                TrainOnWhat::Customized => {
-                    matches!(message.get("trainable"), Some(Json::Bool(true)))
-                }
-            };
+            let trained = is_trained(messages, index, what);
             let header_weight = f32::from(what == TrainOnWhat::AllTokens);
             for (text, weight) in [(header, header_weight), (said, f32::from(trained))] {
                 let tokens = codec.tokenizer.encode_plain(text)?;
@@ -249,6 +277,39 @@ impl Template {
     }
 }
 
+fn with_tools(options: ChatOptions, tools: &[Json]) -> Result<ChatOptions> {
+    if tools.is_empty() {
+        return Ok(options);
+    }
+    let wrap = |tool: &Json| {
+        Json::Object(vec![
+            ("type".to_owned(), Json::from("function")),
+            ("function".to_owned(), tool.clone()),
+        ])
+    };
+    let tools = Json::Array(tools.iter().map(wrap).collect());
+    options.with_tools(&tools.dump(Style::PLAIN))
+}
+
+/// Whether a mode trains on what this message says.
+fn is_trained(messages: &[Message], index: usize, what: TrainOnWhat) -> bool {
+    let message = &messages[index];
+    let assistant = message.role() == "assistant";
+    let last_user = || {
+        messages
+            .iter()
+            .rposition(|message| message.role() == "user")
+    };
+    match what {
+        TrainOnWhat::LastAssistantMessage => assistant && index + 1 == messages.len(),
+        TrainOnWhat::LastAssistantTurn => assistant && last_user().is_none_or(|user| index > user),
+        TrainOnWhat::AllAssistantMessages => assistant,
+        TrainOnWhat::AllMessages | TrainOnWhat::AllTokens => true,
+        TrainOnWhat::AllUserAndSystemMessages => matches!(message.role(), "user" | "system"),
+        TrainOnWhat::Customized => matches!(message.get("trainable"), Some(Json::Bool(true))),
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Call<'a> {
     tools: &'a [Json],
@@ -264,7 +325,8 @@ fn end_of_turn(whole: &str, before: &str, stop: &str) -> usize {
 
 fn not_a_prefix(index: usize) -> Error {
     let problem = "the chat template lays out what comes before this message in another way once \
-                   the message is there, so that training would not match sampling; cut the \
-                   conversation here, or name a renderer made for the model";
+                   the message is there, so that training would not match sampling, and has no \
+                   {% generation %} block for every answer; cut the conversation here, or name a \
+                   renderer made for the model";
     Error::invalid(format!("messages[{index}]"), problem)
 }

@@ -48,8 +48,12 @@ impl TmlV0 {
             }
         }
         for call in &turn.calls {
-            let name = Json::from(call.name.as_str()).dump(Style::COMPACT_SORTED);
-            let arguments = call.parse_arguments()?.dump(Style::COMPACT_SORTED);
+            let name = Json::from(call.name.as_str()).dump(Style::COMPACT);
+            let mut arguments = call.parse_arguments()?;
+            if let Json::Object(pairs) = &mut arguments {
+                pairs.sort_by(|a, b| a.0.cmp(&b.0));
+            }
+            let arguments = arguments.dump(Style::COMPACT);
             let content = format!("{{\"name\":{name},\"args\":{arguments}}}");
             pieces.extend(message(MODEL, &call.name, CALL, content));
         }
@@ -214,7 +218,7 @@ fn messages(codec: &Codec, tokens: &[i32]) -> Result<Option<Reply>> {
         match kinds.iter().position(|known| *known == inner[kind]) {
             Some(0) => parts.push(Said::Text(text)),
             Some(1) => parts.push(Said::Thinking(text)),
-            _ => match call(&text, reply.calls.len()) {
+            _ => match call(&text) {
                 Some(call) => reply.calls.push(call),
                 None => return Ok(None),
             },
@@ -224,12 +228,12 @@ fn messages(codec: &Codec, tokens: &[i32]) -> Result<Option<Reply>> {
         [Said::Text(text)] => Content::Text(text.clone()),
         _ => Content::Parts(parts),
     };
-    Ok(found.then_some(reply))
+    Ok(found.then_some(reply.with_ids()))
 }
 
-fn call(text: &str, index: usize) -> Option<ToolCall> {
+fn call(text: &str) -> Option<ToolCall> {
     let call = Json::parse(text).ok()?;
     let name = call.get("name")?.as_str()?;
     let arguments = call.get("args")?.dump(Style::ASCII);
-    Some(ToolCall::new(name, arguments).with_id(format!("functions.{name}:{index}")))
+    Some(ToolCall::new(name, arguments))
 }

@@ -14,13 +14,14 @@ pub(super) enum Scalars {
     Json,
 }
 
-pub(super) fn format_call(call: &ToolCall, scalars: Scalars) -> Result<String> {
+/// `nested` is how lists and objects are written.
+pub(super) fn format_call(call: &ToolCall, scalars: Scalars, nested: Style) -> Result<String> {
     let arguments = call.parse_arguments()?;
     let mut out = format!("<tool_call>\n<function={}>\n", call.name);
     for (name, value) in arguments.as_object().unwrap_or_default() {
         let value = match (value, scalars) {
             (Json::String(text), _) => text.clone(),
-            (Json::Array(_) | Json::Object(_), _) | (_, Scalars::Json) => value.dump(Style::PLAIN),
+            (Json::Array(_) | Json::Object(_), _) | (_, Scalars::Json) => value.dump(nested),
             (scalar, Scalars::Python) => scalar.to_python_text(),
         };
         out += &format!("<parameter={name}>\n{value}\n</parameter>\n");

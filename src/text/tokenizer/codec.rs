@@ -4,7 +4,7 @@ use std::collections::HashMap;
 #[cfg(feature = "chat")]
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Deserializer};
 use tokenizers::tokenizer::{Decoder, Model, Result as ModelResult, Token};
@@ -25,11 +25,13 @@ pub(in crate::text) type Parts = TokenizerImpl<
     DecoderWrapper,
 >;
 
-/// Two tokenizers over one model, because whether special tokens are recognised in text is a
-/// setting of a tokenizer and not of a call.
+/// Tokenizers over one model, because which added tokens are recognised in text is a setting of
+/// a tokenizer and not of a call.
 pub(super) struct Codec {
     recognising: Parts,
     ordinary: Parts,
+    /// Without any added token, made when first needed: few texts are encoded like this.
+    bare: OnceLock<Parts>,
 }
 
 impl Codec {
@@ -44,6 +46,7 @@ impl Codec {
         Self {
             recognising,
             ordinary,
+            bare: OnceLock::new(),
         }
     }
 
@@ -53,6 +56,19 @@ impl Codec {
             Specials::Recognised => self.recognising.encode_fast(text, false),
             Specials::AsText => self.ordinary.encode_fast(text, false),
         };
+        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        encoding.get_ids().iter().map(|&id| signed(id)).collect()
+    }
+
+    /// Recognises no added token at all, special or not.
+    pub(super) fn encode_bare(&self, text: &str) -> Result<Vec<i32>> {
+        let bare = self.bare.get_or_init(|| {
+            let mut bare = Parts::new(self.recognising.get_model().clone());
+            bare.with_normalizer(self.recognising.get_normalizer().cloned());
+            bare.with_pre_tokenizer(self.recognising.get_pre_tokenizer().cloned());
+            bare
+        });
+        let encoding = bare.encode_fast(text, false);
         let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
         encoding.get_ids().iter().map(|&id| signed(id)).collect()
     }

@@ -113,6 +113,12 @@ impl Tokenizer {
         self.inner.codec.encode(text, Specials::AsText)
     }
 
+    /// The tokens of a text in which not even tokens that were added without being special are
+    /// recognised.
+    pub(super) fn encode_spelled(&self, text: &str) -> Result<Vec<i32>> {
+        self.inner.codec.encode_bare(text)
+    }
+
     /// The tokens of many texts, in their order, encoded on all cores.
     ///
     /// ```
@@ -296,19 +302,31 @@ impl Tokenizer {
         options: &super::ChatOptions,
     ) -> Result<(Vec<i32>, Vec<bool>)> {
         let (text, spans) = self.render_chat_with_spans(messages, options)?;
-        let (tokens, offsets) = self.inner.codec.encode_with_offsets(&text)?;
-        let mut mask = vec![false; tokens.len()];
+        let (tokens, span_of) = self.encode_spans(&text, spans)?;
+        Ok((tokens, span_of.iter().map(Option::is_some).collect()))
+    }
+
+    /// The tokens of a text, and for each the span it is part of, by its number.
+    #[cfg(feature = "chat")]
+    pub(super) fn encode_spans(
+        &self,
+        text: &str,
+        spans: Vec<Range<usize>>,
+    ) -> Result<(Vec<i32>, Vec<Option<usize>>)> {
+        let (tokens, offsets) = self.inner.codec.encode_with_offsets(text)?;
+        let mut span_of = vec![None; tokens.len()];
         let token_at = |place: usize| offsets.iter().position(|token| token.contains(&place));
-        for span in spans.into_iter().filter(|span| !span.is_empty()) {
+        let spans = spans.into_iter().enumerate();
+        for (number, span) in spans.filter(|(_, span)| !span.is_empty()) {
             let start = text[..span.start].chars().count();
             let last = start + text[span].chars().count() - 1;
             // As transformers does it: the tokens from the first character's first to the last
             // character's first.
             if let (Some(first), Some(last)) = (token_at(start), token_at(last)) {
-                mask[first..=last].fill(true);
+                span_of[first..=last].fill(Some(number));
             }
         }
-        Ok((tokens, mask))
+        Ok((tokens, span_of))
     }
 
     /// The text of [`render_chat`](Self::render_chat), and where in it, counted in bytes, the
