@@ -22,12 +22,13 @@ fn main() -> anyhow::Result<()> {
     };
     let models = service.capabilities()?;
     let model = models.model_names().next().context("no model")?;
-    let tokenizer = service.create_sampling_client(model)?.tokenizer()?;
+    let renderer = service.create_sampling_client(model)?.renderer()?;
 
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
     let (train, test) = Conversations::read(file)?.split(32);
-    let test = NllEvaluator::new(test.datums(&tokenizer, None)?).with_tokenizer(tokenizer.clone());
-    let data = Batches::new(train.datums(&tokenizer, None)?, 32)?;
+    let tokenizer = renderer.tokenizer().clone();
+    let test = NllEvaluator::new(test.datums(&renderer, None)?).with_tokenizer(tokenizer);
+    let data = Batches::new(train.datums(&renderer, None)?, 32)?;
     let mut run = Run::open(&folder, Existing::Resume)?
         .with_logger(Bar::new(std::io::stderr()))
         .with_interrupt(Interrupt::on_ctrl_c()?);

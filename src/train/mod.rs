@@ -11,15 +11,15 @@
 //! | train by reinforcement | [`rl`] |
 //! | measure on the way | [`Evaluator`], [`NllEvaluator`] |
 //! | keep a run's files, read those of others | [`Run`], [`RunFolder`], [`RunReader`], [`Summary`] |
-//! | hear of metrics | [`Logger`], [`Table`], [`Bar`], [`JsonLines`] |
+//! | hear of metrics | [`Logger`], [`Table`], [`Bar`], [`JsonLines`], [`Csv`] for trackio |
 //! | save on the way | [`SavePolicy`], [`Checkpoints`] |
 //! | end early, go on by itself | [`Interrupt`], [`AutoResume`] |
 //! | choose settings | [`learning_rate_for`], [`lora_parameters`], [`Schedule`] |
 
-#[cfg(feature = "chat")]
 mod chats;
 mod checkpoints;
 mod code;
+mod csv;
 mod dataset;
 mod dpo;
 mod evaluate;
@@ -44,9 +44,9 @@ mod timing;
 
 pub mod rl;
 
-#[cfg(feature = "chat")]
 pub use chats::Conversations;
 pub use checkpoints::{Checkpoints, Due, Position, SavePolicy};
+pub use csv::Csv;
 pub use dataset::{Batches, Dataset};
 pub use dpo::Dpo;
 pub use evaluate::{Evaluator, NllEvaluator, Snapshot};

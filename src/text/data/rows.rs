@@ -139,7 +139,7 @@ impl Row for Pair {
                 };
                 let mut messages = flag(prompt, |_| false);
                 messages.extend(flag(completion, |message| message.role() == "assistant"));
-                Ok(vec![renderer.example(&messages, TrainOnWhat::Customized)?])
+                renderer.supervised(&messages, TrainOnWhat::Customized)
             }
             (Said::Text(prompt), Said::Text(completion)) => {
                 Ok(vec![continued(renderer, prompt, completion)?])

@@ -37,7 +37,7 @@ fn what_a_teacher_says_becomes_conversations() {
     );
     let data = Conversations::read(&file)
         .unwrap()
-        .datums(&tokenizer, None)
+        .datums(&teacher.renderer().unwrap(), None)
         .unwrap();
     assert_eq!(data.len(), 2);
     // Each example weighs one, and what is trained on is the answer and its end.
@@ -64,7 +64,8 @@ fn what_a_teacher_says_becomes_conversations() {
 fn a_bad_line_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("chats.jsonl");
-    std::fs::write(&file, "{\"messages\": []}\n\n{\"text\": \"no\"}\n").unwrap();
+    let good = r#"{"messages": [{"role": "user", "content": "hi"}]}"#;
+    std::fs::write(&file, format!("{good}\n\n{{\"text\": \"no\"}}\n")).unwrap();
     let error = Conversations::read(&file).unwrap_err().to_string();
     assert!(error.contains("chats.jsonl:3"), "{error}");
     assert!(Conversations::read(folder.path().join("none")).is_err());

@@ -5,3 +5,5 @@ mod folders;
 mod golden;
 mod resume;
 mod rl;
+mod signals;
+mod trackio;

@@ -89,7 +89,7 @@ fn check(
 }
 
 #[track_caller]
-fn same(root: &Path, metrics: &[&str]) {
+pub(super) fn same(root: &Path, metrics: &[&str]) {
     let [whole, parts] = ["whole", "parts"].map(|name| RunReader::open(root.join(name)).unwrap());
     assert_eq!(
         parts.status(std::time::SystemTime::now()),
@@ -166,35 +166,34 @@ fn supervised() {
     check(
         "sl",
         &["train_mean_nll", "test/nll", "learning_rate"],
-        |service, run| {
-            let data = words(&tokenizer(service), 20);
-            Supervised::new(model(service))
-                .with_learning_rate(2e-3)
-                .with_epochs(2)
-                .with_submit_ahead(2)
-                .with_save(SavePolicy::every(4).with_rolling(1).in_background())
-                .with_eval_every(3)
-                .with_evaluator(
-                    NllEvaluator::new(data[..4].to_vec()).with_tokenizer(tokenizer(service)),
-                )
-                .train(service, run, &Batches::new(data, 4)?)
-        },
+        supervise,
     );
+}
+
+pub(super) fn supervise(service: &ServiceClient, run: &mut Run) -> Result<Report> {
+    let data = words(&tokenizer(service), 20);
+    let test = NllEvaluator::new(data[..4].to_vec()).with_tokenizer(tokenizer(service));
+    Supervised::new(model(service))
+        .with_learning_rate(2e-3)
+        .with_epochs(2)
+        .with_submit_ahead(2)
+        .with_save(SavePolicy::every(4).with_rolling(1).in_background())
+        .with_eval_every(3)
+        .with_evaluator(test)
+        .train(service, run, &Batches::new(data, 4)?)
 }
 
 #[test]
 fn preferences_keep_their_reference() {
-    check(
-        "dpo",
-        &["dpo_loss", "margin", "accuracy"],
-        |service, run| {
-            let pairs = words(&tokenizer(service), 16);
-            Dpo::new(model(service))
-                .with_learning_rate(2e-3)
-                .with_beta(0.5)
-                .train(service, run, &Batches::of_pairs(pairs, 2)?)
-        },
-    );
+    check("dpo", &["dpo_loss", "margin", "accuracy"], prefer);
+}
+
+pub(super) fn prefer(service: &ServiceClient, run: &mut Run) -> Result<Report> {
+    let pairs = words(&tokenizer(service), 16);
+    Dpo::new(model(service))
+        .with_learning_rate(2e-3)
+        .with_beta(0.5)
+        .train(service, run, &Batches::of_pairs(pairs, 2)?)
 }
 
 fn problems(service: &ServiceClient, count: usize) -> EnvBatches {
@@ -219,12 +218,14 @@ fn reinforcement() {
         "optim/kl_sample_train_v1",
         "optim/entropy",
     ];
-    check("rl", &names, |service, run| {
-        Rl::new(model(service), 6)
-            .with_learning_rate(2e-3)
-            .with_substeps(2)
-            .train(service, run, &problems(service, 8))
-    });
+    check("rl", &names, reinforce);
+}
+
+pub(super) fn reinforce(service: &ServiceClient, run: &mut Run) -> Result<Report> {
+    Rl::new(model(service), 6)
+        .with_learning_rate(2e-3)
+        .with_substeps(2)
+        .train(service, run, &problems(service, 8))
 }
 
 #[test]
