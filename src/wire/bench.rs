@@ -1,5 +1,7 @@
 //! What `benches/` measures. Not part of the API: these names may change at any time.
 
+#![allow(clippy::missing_errors_doc, reason = "hidden: for the benches alone")]
+
 use super::forward_backward::{ForwardBackwardRequest, encode_forward_backward};
 use super::{output, sample};
 use crate::Result;
