@@ -9,11 +9,10 @@ use tempfile::TempDir;
 use tinker::client::SamplerSource;
 use tinker::local::LocalServer;
 use tinker::loss::{Objective, input, logprobs};
-use tinker::text::Message;
-use tinker::text::data::{Answers, Comparison, DatumOptions, KlPenalty, Preferred};
+use tinker::text::data::KlPenalty;
 use tinker::train::rl::{
-    Env, EnvBatches, EnvGroup, FailurePolicy, Limits, Observation, PreferenceModel, Problem, Rl,
-    SelfDistillation, Step, matchups, tournament,
+    Env, EnvBatches, EnvGroup, FailurePolicy, Limits, Observation, Problem, Rl, SelfDistillation,
+    Step,
 };
 use tinker::train::{Batches, Existing, Model, Run, RunReader, SoftTargets, Supervised};
 use tinker::types::SampledSequence;
@@ -260,57 +259,4 @@ fn soft_targets_are_learned() {
     });
     let losses = run.unwrap().1.curve("train_mean_nll");
     assert!(losses[7].1 < losses[0].1, "{losses:?}");
-}
-
-/// Trained on which of two answers is better, a model tells it of both orders, and its word is
-/// the reward.
-#[test]
-fn a_preference_model_is_trained_and_judges() {
-    let server = LocalServer::start().unwrap();
-    let service = local::service(&server);
-    let renderer = {
-        let sampler = service.create_sampling_client(local::base_model(&service).as_str());
-        sampler.unwrap().renderer().unwrap()
-    };
-    let comparison = |question: &str| Comparison {
-        comparison: Answers {
-            prompt_conversation: vec![Message::user(question)],
-            completion_a: vec![Message::assistant("yes")],
-            completion_b: vec![Message::assistant("no")],
-        },
-        label: Preferred::A,
-    };
-    let comparisons = ["ant?", "bee?", "cat?", "dog?"].map(comparison);
-    let both: Vec<Comparison> = comparisons
-        .iter()
-        .flat_map(|one| [one.clone(), one.swapped()])
-        .collect();
-    let options = DatumOptions::default();
-    let datum = |one: &Comparison| one.preference_example(&renderer)?.to_datum(&options);
-    let data: Vec<Datum> = both.iter().map(|one| datum(one).unwrap()).collect();
-    let folder = tempfile::tempdir().unwrap();
-    let mut run = Run::open(folder.path().join("judge"), Existing::Raise).unwrap();
-    let report = Supervised::new(model(&service))
-        .with_learning_rate(1e-2)
-        .with_epochs(30)
-        .train(&service, &mut run, &Batches::new(data, 8).unwrap())
-        .unwrap();
-    let saved = report.checkpoint.unwrap().sampler_path.unwrap();
-    let judge = PreferenceModel::new(service.create_sampling_client(saved.as_str()).unwrap());
-    let judge = judge.unwrap();
-    for one in &both {
-        let prompt = one.preference_prompt(&renderer).unwrap();
-        let expected = if one.label == Preferred::A { -1.0 } else { 1.0 };
-        assert_eq!(judge.compare(&prompt).unwrap(), expected, "{one:?}");
-    }
-    // As a reward: the better answer wins the tournament of two.
-    let grades = tournament(2, &matchups(2, 2, true), |a, _| {
-        let one = match a {
-            0 => comparisons[0].clone(),
-            _ => comparisons[0].swapped(),
-        };
-        Ok(judge.compare(&one.preference_prompt(&renderer)?)?)
-    });
-    let rewards: Vec<f64> = grades.unwrap().iter().map(|grade| grade.reward).collect();
-    assert_eq!(rewards, [1.0, -1.0]);
 }
