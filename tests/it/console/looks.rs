@@ -34,14 +34,14 @@ fn train(url: &str, folder: &std::path::Path, gate: Gate) {
         .with_api_key("tml-test")
         .with_telemetry(false);
     let service = ServiceClient::new(config).unwrap();
-    let tokenizer = service
+    let renderer = service
         .create_sampling_client(MODEL)
         .unwrap()
-        .tokenizer()
+        .renderer()
         .unwrap();
     let data = Conversations::read(CHATS)
         .unwrap()
-        .datums(&tokenizer, None)
+        .datums(&renderer, None)
         .unwrap();
     let mut run = Run::open(folder, Existing::Raise)
         .unwrap()
