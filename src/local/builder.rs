@@ -233,7 +233,8 @@ impl Builder {
         self
     }
 
-    /// Keeps runs, checkpoints and the tokenizer in this folder, across restarts. It must be new,
+    /// Keeps runs, checkpoints, models in training and the tokenizer in this folder, across restarts:
+    /// see [`save_every`](Self::save_every). It must be new,
     /// empty, or one that a server has used before. Default: a temporary folder that goes with the
     /// server.
     pub fn data(mut self, folder: impl Into<PathBuf>) -> Self {

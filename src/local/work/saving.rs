@@ -142,7 +142,7 @@ fn to_checkpoint(workshop: &Workshop, found: &Found) -> Result<()> {
         let name = format!("autosave-{:06}", found.model.next - 1);
         let path = checkpoint_path(&model.id, CheckpointKind::Training, &name)?;
         log::warn!(
-            "local server: {} had gone on since it was saved: see {path}",
+            "local server: the saved state of {} is now {path}",
             model.id
         );
         checkpoints::save(workshop, &model, &trainer, path, Some(KEPT_SECONDS), None)?;

@@ -288,9 +288,8 @@ fn only_the_client_that_started_a_local_server_has_its_key() {
     let sampler = service.create_sampling_client("tinker-local/tiny").unwrap();
     let handle = sampler.sampler_handle().unwrap();
     let handle = base64::engine::general_purpose::URL_SAFE.decode(handle);
-    let handle = handle.unwrap();
-    let handle: Value = serde_json::from_slice(&handle).unwrap();
-    let url = handle["base_url"].as_str().unwrap();
+    let handle: Value = serde_json::from_slice(&handle.unwrap()).unwrap();
+    let url = handle["holder"]["base_url"].as_str().unwrap();
     let status = |key: Option<&str>| {
         let headers: Vec<(&str, &str)> = key.map(|key| ("x-api-key", key)).into_iter().collect();
         request(url, "GET", "/api/v1/training_runs", &headers, b"")
