@@ -128,6 +128,27 @@ impl ServiceClient {
         Self::of_server(crate::local::LocalServer::builder().data(folder))
     }
 
+    /// Like [`local`](Self::local), with a model of your choice: a Hugging Face folder, a GGUF file,
+    /// or a repository of the hub by its name; see
+    /// [`ModelSource`](crate::local::ModelSource).
+    ///
+    /// ```no_run
+    /// use tinker::ServiceClient;
+    ///
+    /// let service = ServiceClient::local_with("Qwen/Qwen3-0.6B")?;
+    /// let sampler = service.create_sampling_client("Qwen/Qwen3-0.6B")?;
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the model cannot be found or downloaded, [`Error::Invalid`] if the engine
+    /// does not run it; otherwise as [`local`](Self::local).
+    #[cfg(feature = "local")]
+    pub fn local_with(model: impl Into<crate::local::ModelSource>) -> Result<Self> {
+        Self::of_server(crate::local::LocalServer::builder().model(model))
+    }
+
     #[cfg(feature = "local")]
     fn of_server(server: crate::local::Builder) -> Result<Self> {
         // Only this client knows the key, so nobody else on the machine can use the server.

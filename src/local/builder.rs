@@ -53,7 +53,7 @@ pub struct Builder {
     data: Option<PathBuf>,
     #[cfg(feature = "chat")]
     runs: Vec<PathBuf>,
-    model: Option<ModelSource>,
+    models: Vec<ModelSource>,
     threads: usize,
     flags: Vec<(String, Value)>,
     jwt_lifetime: Duration,
@@ -87,7 +87,7 @@ impl Default for Builder {
             data: None,
             #[cfg(feature = "chat")]
             runs: Vec::new(),
-            model: None,
+            models: Vec::new(),
             threads: 0,
             flags: Vec::new(),
             jwt_lifetime: Duration::from_secs(3600),
@@ -242,10 +242,13 @@ impl Builder {
         self
     }
 
-    /// Serves this model: a Hugging Face folder or a GGUF file, by path or as `NAME=PATH`; see
-    /// [`ModelSource`] for what it is called. Default: the small built-in one.
+    /// Serves this model: a Hugging Face folder or a GGUF file, by path or as `NAME=PATH`, or a
+    /// repository of the hub by its name; see [`ModelSource`] for what it is called. Repeated, all of
+    /// them: one is loaded when somebody uses it, and let go when nobody does and
+    /// [`max_memory`](Self::max_memory) does not hold it beside another. Default: the small built-in
+    /// one.
     pub fn model(mut self, model: impl Into<ModelSource>) -> Self {
-        self.model = Some(model.into());
+        self.models.push(model.into());
         self
     }
 
@@ -390,7 +393,7 @@ impl Builder {
         )?);
         let work = Workshop::open(
             state,
-            self.model.clone(),
+            &self.models,
             self.threads,
             Memory::new(self.max_memory),
             WorkOptions {

@@ -118,7 +118,11 @@ fn event(call: &Call, count: Count) -> BillingEvent {
     BillingEvent {
         bucket_start: at(count.hour),
         bucket_end: at(count.hour + HOUR),
-        base_model: Some(call.work().base_model.clone()),
+        // What was used is not counted by model.
+        base_model: match call.work().library.offers() {
+            [only] => Some(only.name.clone()),
+            _ => None,
+        },
         user_id: None,
         user_name: Some(call.user.to_string()),
         session_id: Some(count.session.into()),

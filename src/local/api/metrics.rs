@@ -152,6 +152,11 @@ pub(super) fn metrics(call: &Call) -> Answer {
         ("results", "Results kept.", state.futures.kept().0 as f64),
         ("result_bytes", "Their size.", state.futures.kept().1 as f64),
         (
+            "base_models",
+            "Models of the server in memory.",
+            work.library.loaded() as f64,
+        ),
+        (
             "adapters",
             "Adapters in memory.",
             work.adapters.resident().0 as f64,

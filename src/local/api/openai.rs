@@ -9,11 +9,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::chat::{self, Conversation};
 use super::sampling::new_sampler;
+use super::training::offer;
 use super::{Answer, Call};
 use crate::local::engine;
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::now;
 use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
+use crate::local::work::library::Offer;
 use crate::sync::lock;
 use crate::types::{CheckpointKind, TinkerPath};
 
@@ -78,7 +80,8 @@ pub(in crate::local) enum Style {
 /// The base and everything saved for sampling.
 pub(super) fn models(call: &Call) -> Answer {
     let model = |id: String, created: i64| json!({"id": id, "object": "model", "created": created, "owned_by": "local"});
-    let mut data = vec![model(call.work().base_model.clone(), 0)];
+    let offers = call.work().library.offers().iter();
+    let mut data: Vec<Value> = offers.map(|offer| model(offer.name.clone(), 0)).collect();
     for checkpoint in call.state().catalogue.checkpoints(None) {
         let visible = checkpoint.owner == *call.user || checkpoint.public;
         if visible && checkpoint.path.kind() == CheckpointKind::Sampler {
@@ -197,19 +200,19 @@ fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, R
         (Some(wanted.model.as_str()), None)
     };
     let sampler = new_sampler(call, id, "openai".to_owned(), base, path)?;
+    let Offer {
+        vocabulary, config, ..
+    } = offer(call, &sampler.base_model)?;
     let encode = |text: &str| {
-        let tokens = call.work().vocabulary.encode(text);
+        let tokens = vocabulary.encode(text);
         tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
     };
     let begin = |text: &str| {
-        let tokens = call.work().vocabulary.encode_start(text);
+        let tokens = vocabulary.encode_start(text);
         tokens.ok_or_else(|| Refusal::bad("this server has no tokenizer: send tokens"))
     };
-    let config = call.work().base.config();
     let prompts = match (style, wanted.prompt) {
-        (Style::Chat, _) => vec![encode(
-            &wanted.conversation.render(&call.work().vocabulary)?,
-        )?],
+        (Style::Chat, _) => vec![encode(&wanted.conversation.render(vocabulary)?)?],
         (Style::Completion, Some(Prompt::Text(text))) => vec![begin(&text)?],
         (Style::Completion, Some(Prompt::Texts(texts))) => texts
             .iter()
@@ -233,7 +236,7 @@ fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, R
     };
     let mut end = config.eos.clone();
     if style == Style::Chat {
-        end.extend(chat::ends(&call.work().vocabulary));
+        end.extend(chat::ends(vocabulary));
     }
     let requests = prompts
         .into_iter()
@@ -250,7 +253,7 @@ fn generation(call: &Call, wanted: Wanted, style: Style) -> Result<Generation, R
                 tokens: end.clone(),
                 strings: stops.clone(),
             };
-            request.check(&call.work().base).map(|()| request)
+            request.check(config).map(|()| request)
         })
         .collect::<crate::Result<_>>()
         .map_err(|error| Refusal::bad(error.to_string()))?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::training::check_base_model;
+use super::training::offer;
 use super::{Answer, Call};
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::samplers::Sampler;
@@ -48,28 +48,27 @@ pub(super) fn new_sampler(
     model_path: Option<&str>,
 ) -> Result<Sampler, Refusal> {
     if let Some(name) = base_model {
-        check_base_model(call, name)?;
+        offer(call, name)?;
     }
-    let (path, adapter) = match (model_path, base_model) {
+    let (name, path, adapter) = match (model_path, base_model) {
         (Some(path), _) => {
             let path: TinkerPath = path
                 .parse()
                 .map_err(|error: crate::Error| Refusal::bad(error.to_string()))?;
-            call.checkpoint(&path)?;
+            let name = call.checkpoint(&path)?.base_model;
             if path.kind() == CheckpointKind::External {
                 return Err(Refusal::bad("external weights are for other programs"));
             }
             let adapter = call.work().adapter(&path)?;
-            (Some(path), Some(adapter))
+            (name, Some(path), Some(adapter))
         }
-        (None, Some(_)) => (None, None),
+        (None, Some(name)) => (name.to_owned(), None, None),
         (None, None) => {
             let detail = "either base_model or model_path is required";
             return Err(Refusal::unprocessable(detail));
         }
     };
-    let base_model = call.work().base_model.clone();
-    Ok(Sampler::new(id, session_id, base_model, path, adapter))
+    Ok(Sampler::new(id, session_id, name, path, adapter))
 }
 
 pub(super) fn join(call: &Call) -> Answer {
@@ -83,11 +82,12 @@ pub(super) fn join(call: &Call) -> Answer {
 
 pub(super) fn sampler(call: &Call) -> Answer {
     let sampler = call.sampler(call.segment(0))?;
+    let tokenizer = &offer(call, &sampler.base_model)?.tokenizer;
     Ok(Reply::json(&SamplerInfo {
         sampler_id: sampler.id.as_str().into(),
         base_model: sampler.base_model.clone(),
         model_path: sampler.model_path.as_ref().map(TinkerPath::to_string),
-        tokenizer_id: Some(call.work().tokenizer.display().to_string()),
+        tokenizer_id: Some(tokenizer.display().to_string()),
     }))
 }
 
@@ -120,9 +120,9 @@ pub(super) fn sample(call: &Call) -> Answer {
         }
     };
     // Checked before anything is made of its numbers.
-    let base = &call.work().base;
-    let request = convert::sample_request(&wanted, base.config())
-        .and_then(|request| request.check(base).map(|()| request));
+    let config = &offer(call, &sampler.base_model)?.config;
+    let request = convert::sample_request(&wanted, config)
+        .and_then(|request| request.check(config).map(|()| request));
     let count = request.as_ref().map_or(0, |request| request.num_samples);
     let sequence_ids = (0..count).map(|index| format!("{request_id}:{index}"));
     let reply = Reply::json(&FutureReply {

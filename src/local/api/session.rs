@@ -9,6 +9,7 @@ use super::{Answer, Call};
 use crate::local::http::Reply;
 use crate::local::state::now;
 use crate::local::state::sessions::Session;
+use crate::local::work::library::Offer;
 use crate::types::{FinishReason, ServerCapabilities, SessionStatus, SupportedModel};
 use crate::wire::reply::{
     AuthTokenReply, CreateSessionReply, SessionHeartbeatReply, TelemetryReply,
@@ -89,13 +90,17 @@ pub(super) fn finish(call: &Call) -> Answer {
 
 pub(super) fn capabilities(call: &Call) -> Answer {
     Ok(Reply::json(&ServerCapabilities {
-        supported_models: vec![SupportedModel {
-            model_name: Some(call.work().base_model.clone()),
-            max_context_length: Some(call.work().base.config().max_positions as u64),
-            trainable: Some(true),
-            sampleable: Some(true),
-        }],
+        supported_models: call.work().library.offers().iter().map(supported).collect(),
     }))
+}
+
+fn supported(offer: &Offer) -> SupportedModel {
+    SupportedModel {
+        model_name: Some(offer.name.clone()),
+        max_context_length: Some(offer.config.max_positions as u64),
+        trainable: Some(true),
+        sampleable: Some(true),
+    }
 }
 
 pub(super) fn telemetry(call: &Call) -> Answer {

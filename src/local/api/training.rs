@@ -9,6 +9,7 @@ use crate::local::state::models::Model;
 use crate::local::state::queue::{Job, Work};
 use crate::local::work::convert;
 use crate::local::work::jobs;
+use crate::local::work::library::Offer;
 use crate::local::work::training::{begin, submit};
 use crate::loss::LossGraph;
 use crate::types::{LoraConfig, Loss, LossFn, ModelData, ModelInfo, OptimizerConfig};
@@ -23,7 +24,7 @@ use crate::wire::route;
 
 pub(super) fn create_model(call: &Call) -> Answer {
     let wanted: CreateModelRequest<'_> = call.json()?;
-    check_base_model(call, &wanted.base_model)?;
+    offer(call, &wanted.base_model)?;
     check_optimizer(&wanted.optimizer_config)?;
     let lora = wanted
         .lora_config
@@ -35,6 +36,7 @@ pub(super) fn create_model(call: &Call) -> Answer {
         call,
         &wanted.session_id,
         wanted.model_seq_id,
+        &wanted.base_model,
         lora.into_owned(),
         route::CREATE_MODEL.template,
         work,
@@ -46,12 +48,13 @@ pub(super) fn new_model(
     call: &Call,
     session_id: &str,
     number: u64,
+    base_model: &str,
     lora: LoraConfig,
     endpoint: &'static str,
     work: Work,
 ) -> Answer {
     jobs::spec(&lora)
-        .check(call.work().base.config())
+        .check(&offer(call, base_model)?.config)
         .map_err(|error| Refusal::bad(error.to_string()))?;
     let id = format!("{session_id}:train:{number}");
     let request_id = format!("{id}:0");
@@ -61,7 +64,7 @@ pub(super) fn new_model(
     })?;
     if is_new {
         call.state().futures.open(&request_id, None, None);
-        let base_model = call.work().base_model.clone();
+        let base_model = base_model.to_owned();
         let model = Model::new(id.clone(), session_id.to_owned(), base_model, lora);
         let model = Arc::new(model);
         call.state().models.add(model.clone());
@@ -76,14 +79,10 @@ pub(super) fn new_model(
     Ok(future(request_id, Some(id)))
 }
 
-pub(super) fn check_base_model(call: &Call, name: &str) -> Result<(), Refusal> {
-    if name == call.work().base_model {
-        return Ok(());
-    }
-    let offered = &call.work().base_model;
-    Err(Refusal::bad(format!(
-        "base model {name} is not served here; this server has {offered}"
-    )))
+/// The model of that name, if it is served.
+pub(super) fn offer<'a>(call: &'a Call, name: &str) -> Result<&'a Offer, Refusal> {
+    let offer = call.work().library.offer(name);
+    offer.map_err(|error| Refusal::bad(error.to_string()))
 }
 
 pub(super) fn check_optimizer(config: &OptimizerConfig) -> Result<(), Refusal> {
@@ -97,13 +96,13 @@ pub(super) fn get_info(call: &Call) -> Answer {
     let wanted: GetInfoRequest<'_> = call.json()?;
     let model = call.model(&wanted.model_id)?;
     let name = Some(model.base_model.clone());
-    let arch = call.work().base.config().family.name;
+    let offer = offer(call, &model.base_model)?;
     Ok(Reply::json(&ModelInfo {
         model_id: model.id.as_str().into(),
         model_data: ModelData {
-            arch: Some(arch.to_owned()),
+            arch: Some(offer.config.family.name.to_owned()),
             model_name: name.clone(),
-            tokenizer_id: Some(call.work().tokenizer.display().to_string()),
+            tokenizer_id: Some(offer.tokenizer.display().to_string()),
         },
         optimizer_config: OptimizerConfig::AdamW,
         is_lora: Some(true),

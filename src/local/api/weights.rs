@@ -1,6 +1,6 @@
 //! Checkpoints: saving and loading them, and what they are made of.
 
-use super::training::{check_base_model, check_optimizer, new_model};
+use super::training::{check_optimizer, new_model, offer};
 use super::{Answer, Call, future};
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::queue::Work;
@@ -80,15 +80,16 @@ pub(super) fn load(call: &Call) -> Answer {
         }
         (None, Some(session_id), Some(number)) => {
             if let Some(name) = &wanted.base_model {
-                check_base_model(call, name)?;
+                offer(call, name)?;
             }
-            let lora = call.checkpoint(&path)?.lora;
+            let checkpoint = call.checkpoint(&path)?;
+            let (base_model, lora) = (checkpoint.base_model, checkpoint.lora);
             let work = Work::CreateFrom {
                 path,
                 optimizer,
                 user_metadata: wanted.user_metadata.map(|metadata| metadata.into_owned()),
             };
-            new_model(call, &session_id, number, lora, endpoint, work)
+            new_model(call, &session_id, number, &base_model, lora, endpoint, work)
         }
         _ => Err(Refusal::unprocessable(
             "either model_id, or session_id and model_seq_id, are required",

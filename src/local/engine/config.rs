@@ -60,6 +60,25 @@ pub(crate) struct LayerKind {
 }
 
 impl Config {
+    /// Refuses tokens outside the vocabulary.
+    ///
+    /// # Errors
+    ///
+    /// Names the first token that is too large and its place.
+    pub(crate) fn check_tokens(&self, field: &str, tokens: &[u32]) -> Result<()> {
+        let vocab = self.vocab;
+        match tokens.iter().position(|token| *token as usize >= vocab) {
+            None => Ok(()),
+            Some(index) => Err(Error::invalid(
+                format!("{field}[{index}]"),
+                format!(
+                    "token {} is outside the vocabulary of {vocab}",
+                    tokens[index]
+                ),
+            )),
+        }
+    }
+
     /// Reads a Hugging Face `config.json`, old spellings or new.
     ///
     /// # Errors

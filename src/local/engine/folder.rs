@@ -177,7 +177,7 @@ impl Tensor {
 }
 
 /// The weight files of a folder: those its index names, or the one file there is.
-fn weight_files(folder: &Path) -> Result<Vec<String>> {
+pub(crate) fn weight_files(folder: &Path) -> Result<Vec<String>> {
     let index = folder.join("model.safetensors.index.json");
     if !index.exists() {
         return Ok(vec!["model.safetensors".to_owned()]);

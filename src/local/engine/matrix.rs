@@ -134,6 +134,14 @@ impl Matrix {
         self.rows * self.cols
     }
 
+    /// The bytes they take, in memory or mapped.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.store {
+            Store::Memory(data) => size_of_val(&data[..]),
+            Store::File(stored) => stored.section.bytes().len(),
+        }
+    }
+
     /// All weights, if they can be read without widening.
     pub(crate) fn as_f32(&self) -> Option<&[f32]> {
         match &self.store {

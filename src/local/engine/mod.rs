@@ -63,9 +63,10 @@ mod train;
 pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::Config;
+pub(crate) use folder::weight_files;
 pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;
-pub(crate) use model::Base;
+pub(crate) use model::{Base, Threads};
 pub(crate) use optim::AdamParams;
 pub(crate) use peft::PeftFiles;
 pub(crate) use sample::{

@@ -22,8 +22,35 @@ pub(crate) struct Base {
 
 struct Inner {
     weights: Weights,
-    pool: rayon::ThreadPool,
+    threads: Threads,
     scratch: Mutex<Vec<Scratch>>,
+}
+
+/// The threads that compute; models may share them, so that no more cores are busy.
+#[derive(Debug, Clone)]
+pub(crate) struct Threads(Arc<rayon::ThreadPool>);
+
+impl Threads {
+    /// So many threads; 0 means one per core.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be started.
+    pub(crate) fn new(count: usize) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(|index| format!("tinker-engine-{index}"))
+            .build()
+            .map_err(|error| {
+                Error::Internal(Context::caused("cannot start the engine's threads", error))
+            })?;
+        Ok(Self(Arc::new(pool)))
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.current_num_threads()
+    }
 }
 
 /// Every tensor of a decoder.
@@ -159,20 +186,37 @@ impl Base {
     ///
     /// If the threads cannot be started.
     pub(crate) fn new(weights: Weights, threads: usize) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("tinker-engine-{index}"))
-            .build()
-            .map_err(|error| {
-                Error::Internal(Context::caused("cannot start the engine's threads", error))
-            })?;
         Ok(Self {
             inner: Arc::new(Inner {
                 weights,
-                pool,
+                threads: Threads::new(threads)?,
                 scratch: Mutex::default(),
             }),
         })
+    }
+
+    /// The same on other threads.
+    ///
+    /// # Panics
+    ///
+    /// If it is shared already.
+    pub(crate) fn on(mut self, threads: &Threads) -> Self {
+        let inner = Arc::get_mut(&mut self.inner).expect("a model is shared after it is placed");
+        inner.threads = threads.clone();
+        self
+    }
+
+    /// How many clones there are, this one included.
+    pub(crate) fn holders(&self) -> usize {
+        Arc::strong_count(&self.inner)
+    }
+
+    /// Bytes that its matrices take, in memory or mapped.
+    pub(crate) fn bytes(&self) -> usize {
+        let weights = self.weights();
+        let layers = weights.layers.iter().flat_map(|layer| &layer.projections);
+        let rest = weights.head.iter().chain([&weights.embed]);
+        layers.chain(rest).map(Matrix::bytes).sum()
     }
 
     /// The model's shape.
@@ -200,12 +244,12 @@ impl Base {
 
     /// Number of threads that work on it.
     pub(crate) fn threads(&self) -> usize {
-        self.inner.pool.current_num_threads()
+        self.inner.threads.count()
     }
 
     /// Runs `work` on the pool and waits for it.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.inner.pool.install(work)
+        self.inner.threads.0.install(work)
     }
 
     /// Lends recycled buffers to `work`: fresh pages would cost more than the arithmetic.
@@ -216,25 +260,6 @@ impl Base {
             lock(&self.inner.scratch).push(scratch);
         }
         result
-    }
-
-    /// Refuses tokens outside the vocabulary.
-    ///
-    /// # Errors
-    ///
-    /// Names the first token that is too large and its place.
-    pub(crate) fn check_tokens(&self, field: &str, tokens: &[u32]) -> Result<()> {
-        let vocab = self.config().vocab;
-        match tokens.iter().position(|token| *token as usize >= vocab) {
-            None => Ok(()),
-            Some(index) => Err(Error::invalid(
-                format!("{field}[{index}]"),
-                format!(
-                    "token {} is outside the vocabulary of {vocab}",
-                    tokens[index]
-                ),
-            )),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What can be asked of sampling, and what comes back.
 
-use super::model::Base;
+use super::config::Config;
 use crate::error::{Error, Result};
 
 /// What to sample, and what to say about the prompt.
@@ -88,9 +88,9 @@ impl SampleRequest {
     /// # Errors
     ///
     /// Names the setting and what is allowed.
-    pub(crate) fn check(&self, base: &Base) -> Result<()> {
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let refuse = |field: &str, problem: String| Err(Error::invalid(field, problem));
-        let limit = base.config().max_positions;
+        let limit = config.max_positions;
         if self.prompt.is_empty() {
             return refuse("prompt", "must have at least one token".into());
         }
@@ -112,7 +112,7 @@ impl SampleRequest {
                 format!("must be at most {most}, got {}", self.num_samples),
             );
         }
-        self.check_size(base.config().vocab)?;
+        self.check_size(config.vocab)?;
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return refuse(
                 "temperature",
@@ -138,7 +138,7 @@ impl SampleRequest {
             );
         }
         if let Some(targets) = &self.target_prompt_logprobs {
-            let vocab = base.config().vocab as i64;
+            let vocab = config.vocab as i64;
             if targets.tokens.len() != (self.prompt.len() - 1) * targets.width {
                 return refuse(
                     "target_prompt_logprobs",
@@ -150,7 +150,7 @@ impl SampleRequest {
                 return refuse("target_prompt_logprobs", problem);
             }
         }
-        base.check_tokens("prompt", &self.prompt)
+        config.check_tokens("prompt", &self.prompt)
     }
 }
 

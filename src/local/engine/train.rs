@@ -214,8 +214,9 @@ fn check_datum(base: &Base, datum: &Datum, loss: &Loss) -> Result<()> {
         let problem = format!("has {} targets for {len} input tokens", datum.targets.len());
         return Err(Error::invalid("loss_fn_inputs.target_tokens", problem));
     }
-    base.check_tokens("model_input", &datum.tokens)?;
-    base.check_tokens("loss_fn_inputs.target_tokens", &datum.targets)?;
+    base.config().check_tokens("model_input", &datum.tokens)?;
+    base.config()
+        .check_tokens("loss_fn_inputs.target_tokens", &datum.targets)?;
     loss.check(datum)
 }
 

@@ -20,7 +20,6 @@ const ON_DISK: u64 = 8 << 30;
 /// Every adapter somebody may sample from.
 #[derive(Debug)]
 pub(in crate::local) struct Adapters {
-    base: Base,
     /// Bytes in memory beyond which unused ones go to disk.
     budget: usize,
     /// Made when the first one goes to disk.
@@ -40,6 +39,8 @@ struct Remembered {
 /// One adapter, wherever it is.
 #[derive(Debug)]
 pub(in crate::local) struct Slot {
+    /// The model it belongs to, which stays in memory with it.
+    base: Base,
     place: Mutex<Place>,
     last_used: AtomicU64,
 }
@@ -53,9 +54,8 @@ struct Place {
 }
 
 impl Adapters {
-    pub(in crate::local) fn new(base: Base, budget: usize, parent: PathBuf) -> Self {
+    pub(in crate::local) fn new(budget: usize, parent: PathBuf) -> Self {
         Self {
-            base,
             budget,
             folder: Mutex::default(),
             parent,
@@ -66,7 +66,7 @@ impl Adapters {
     }
 
     /// Takes an adapter in. One that is here already, unchanged, is the same.
-    pub(in crate::local) fn keep(&self, adapter: Arc<Adapter>) -> Arc<Slot> {
+    pub(in crate::local) fn keep(&self, base: &Base, adapter: Arc<Adapter>) -> Arc<Slot> {
         let mut slots = lock(&self.slots);
         slots.retain(|slot| slot.strong_count() > 0);
         let same = |slot: &Arc<Slot>| {
@@ -80,6 +80,7 @@ impl Adapters {
             return slot;
         }
         let slot = Arc::new(Slot {
+            base: base.clone(),
             place: Mutex::new(Place {
                 here: Some(adapter),
                 file: None,
@@ -97,13 +98,14 @@ impl Adapters {
     pub(in crate::local) fn of_checkpoint(
         &self,
         path: &TinkerPath,
-        load: impl FnOnce() -> Result<Arc<Adapter>>,
+        load: impl FnOnce() -> Result<Trainer>,
     ) -> Result<Arc<Slot>> {
         if let Some(slot) = lock(&self.paths).slots.get(path) {
             return Ok(slot.clone());
         }
         // Two may load the same at once: one too many, but nobody waits for a disk with a lock.
-        let slot = self.keep(load()?);
+        let trainer = load()?;
+        let slot = self.keep(trainer.base(), trainer.adapter());
         let mut paths = lock(&self.paths);
         paths.slots.insert(path.clone(), slot.clone());
         paths.order.push_back(path.clone());
@@ -122,6 +124,14 @@ impl Adapters {
         paths.order.retain(|other| other != path);
     }
 
+    /// Forgets what was read from checkpoints that nobody samples from now.
+    pub(in crate::local) fn forget_unused(&self) {
+        let mut paths = lock(&self.paths);
+        paths.slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        let Remembered { slots, order } = &mut *paths;
+        order.retain(|path| slots.contains_key(path));
+    }
+
     /// An adapter to use now, read back from disk if it went there.
     pub(in crate::local) fn take(&self, slot: &Slot) -> Result<Arc<Adapter>> {
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +142,7 @@ impl Adapters {
                 (Some(here), _) => return Ok(here.clone()),
                 (None, Some(file)) => {
                     let bytes = disk::read(file)?;
-                    let adapter = Trainer::restore(&self.base, &bytes, Restore::Weights)?.adapter();
+                    let adapter = Trainer::restore(&slot.base, &bytes, Restore::Weights)?.adapter();
                     place.here = Some(adapter.clone());
                     adapter
                 }
@@ -195,7 +205,7 @@ impl Adapters {
             return Ok(0);
         };
         if place.file.is_none() {
-            let trainer = Trainer::from_adapter(&self.base, Adapter::clone(&adapter));
+            let trainer = Trainer::from_adapter(&slot.base, Adapter::clone(&adapter));
             let saved = trainer.save()?;
             let file = self.new_file()?;
             disk::write(&file, &saved)?;
@@ -270,8 +280,10 @@ mod tests {
             Arc::new(Adapter::new(spec, base.config()).unwrap())
         };
         let size = adapter(0).bytes();
-        let adapters = Adapters::new(base.clone(), 2 * size, parent.path().to_owned());
-        let slots: Vec<Arc<Slot>> = (0..8).map(|seed| adapters.keep(adapter(seed))).collect();
+        let adapters = Adapters::new(2 * size, parent.path().to_owned());
+        let slots: Vec<Arc<Slot>> = (0..8)
+            .map(|seed| adapters.keep(&base, adapter(seed)))
+            .collect();
         assert_eq!(adapters.resident(), (2, 2 * size));
         for (seed, slot) in (0..).zip(&slots) {
             let taken = adapters.take(slot).unwrap();

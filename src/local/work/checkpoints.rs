@@ -76,7 +76,7 @@ pub(super) fn save(
         owner: workshop.owner_of(model),
         base_model: model.base_model.clone(),
         lora: model.lora.clone(),
-        fingerprint: Some(workshop.base.fingerprint()),
+        fingerprint: Some(trainer.base().fingerprint()),
         time: now(),
         file: String::new(),
         size_bytes,
@@ -131,15 +131,15 @@ pub(in crate::local) fn restore(
         let problem = format!("{path} holds no optimiser");
         return Err(Error::invalid("path", problem));
     }
-    if checkpoint.base_model != workshop.base_model {
-        let problem = format!("{path} belongs to {}", checkpoint.base_model);
+    let name = &checkpoint.base_model;
+    let Ok(offer) = workshop.library.offer(name) else {
+        let problem = format!("{path} belongs to {name}");
         return Err(Error::invalid("path", problem));
-    }
+    };
     if checkpoint
         .fingerprint
-        .is_some_and(|made_on| made_on != workshop.base.fingerprint())
+        .is_some_and(|made_on| made_on != offer.fingerprint)
     {
-        let name = &workshop.base_model;
         let problem = format!("{path} was made on another model that is called {name} too");
         return Err(Error::invalid("path", problem));
     }
@@ -150,6 +150,7 @@ pub(in crate::local) fn restore(
     };
     let bytes = workshop.state.catalogue.weights(path)?;
     // The bytes are what was written, so what does not suit is another model's, and stays.
-    Trainer::restore(&workshop.base, &bytes, what)
+    let base = workshop.library.base(name)?;
+    Trainer::restore(&base, &bytes, what)
         .map_err(|error| Error::invalid("path", format!("{path} cannot be used: {error}")))
 }

@@ -67,7 +67,6 @@ pub(in crate::local) fn generate(
         requests,
         stops,
     } = generation;
-    let adapter = sampler.adapter.clone();
     let samples = requests.iter().map(|request| request.num_samples).sum();
     let whole = Arc::new(Whole {
         workshop: workshop.clone(),
@@ -80,7 +79,7 @@ pub(in crate::local) fn generate(
     let mut offset = 0;
     for request in requests {
         let texts = (0..request.num_samples)
-            .map(|_| Mutex::new(Text::new(&workshop.vocabulary)))
+            .map(|_| Mutex::new(Text::new(workshop.vocabulary(&whole.sampler))))
             .collect();
         let part = Part {
             whole: whole.clone(),
@@ -88,7 +87,7 @@ pub(in crate::local) fn generate(
             texts,
         };
         offset += request.num_samples;
-        workshop.sample(adapter.clone(), request, Box::new(part));
+        workshop.sample(&whole.sampler, request, Box::new(part));
     }
 }
 
@@ -121,7 +120,7 @@ impl Whole {
 
     fn reader(&self) -> Reader<'_> {
         Reader {
-            vocabulary: &self.workshop.vocabulary,
+            vocabulary: self.workshop.vocabulary(&self.sampler),
             stops: &self.stops,
         }
     }
@@ -151,7 +150,7 @@ struct Part {
 
 impl Listener for Part {
     fn decode(&self, tokens: &[u32]) -> Vec<u8> {
-        self.whole.workshop.vocabulary.decode(tokens)
+        self.whole.reader().vocabulary.decode(tokens)
     }
 
     fn token(&self, sample: usize, token: u32) {

@@ -113,7 +113,8 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
             }
             let loaded = restore(workshop, &path, optimizer)?;
             let (mine, theirs) = (trainer.adapter(), loaded.adapter());
-            if mine.params().len() != theirs.params().len() {
+            let same = trainer.base().fingerprint() == loaded.base().fingerprint();
+            if !same || mine.params().len() != theirs.params().len() {
                 let problem = format!("{path} holds an adapter of another shape than this model's");
                 return Err(Error::invalid("path", problem));
             }
@@ -129,7 +130,7 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
                 model.session_id.clone(),
                 model.base_model.clone(),
                 None,
-                Some(workshop.adapters.keep(trainer.adapter())),
+                Some(workshop.adapters.keep(trainer.base(), trainer.adapter())),
             );
             workshop.state.add_sampler(sampling_session_seq_id, sampler);
             let saved = SaveWeightsForSamplerResponse {
@@ -171,10 +172,11 @@ fn create(
     user_metadata: Option<Map<String, Value>>,
 ) -> Result<Outcome> {
     let spec = spec(&model.lora);
-    spec.check(workshop.base.config())?;
-    let bytes = workshop.base.training_bytes(&spec);
+    let base = workshop.library.base(&model.base_model)?;
+    spec.check(base.config())?;
+    let bytes = base.training_bytes(&spec);
     let promise = workshop.memory.promise("lora_config.rank", bytes)?;
-    *trainer = Some(Trainer::new(&workshop.base, spec)?);
+    *trainer = Some(Trainer::new(&base, spec)?);
     *lock(&model.memory) = Some(promise);
     add_run(workshop, model, user_metadata)?;
     Ok(Outcome::json(&CreateModelReply {
@@ -191,7 +193,8 @@ fn create_from(
     optimizer: bool,
     user_metadata: Option<Map<String, Value>>,
 ) -> Result<Outcome> {
-    let bytes = workshop.base.training_bytes(&spec(&model.lora));
+    let base = workshop.library.base(&model.base_model)?;
+    let bytes = base.training_bytes(&spec(&model.lora));
     let promise = workshop.memory.promise("path", bytes)?;
     *trainer = Some(restore(workshop, path, optimizer)?);
     *lock(&model.memory) = Some(promise);

@@ -7,30 +7,30 @@ mod crew;
 mod custom;
 pub(super) mod generate;
 pub(super) mod jobs;
+pub(super) mod library;
 pub(super) mod samples;
 pub(super) mod saving;
 pub(super) mod training;
 pub(super) mod vocabulary;
 
-use std::path::PathBuf;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::{self, Base, Batch, Listener, SampleRequest};
+use super::engine::{self, Batch, Listener, SampleRequest};
 use super::source::ModelSource;
 use super::state::State;
 use super::state::adapters::{Adapters, Slot};
 use super::state::memory::Memory;
 use super::state::models::Model;
+use super::state::samplers::Sampler;
 use super::state::sessions::LOCAL;
-use crate::error::{Context, Error, Result};
+use crate::error::Result;
 use crate::types::TinkerPath;
 use batch::SamplingThread;
 use crew::Crew;
+use library::{Library, Offer};
 use vocabulary::Vocabulary;
-
-/// The name of the built-in model.
-const BUILT_IN: &str = "tinker-local/tiny";
 
 /// How models are run.
 #[derive(Debug, Clone, Copy)]
@@ -43,70 +43,46 @@ pub(super) struct WorkOptions {
     pub(super) tempered_logprobs: bool,
 }
 
-/// The model that is served and the threads that run it.
+/// The models that are served and the threads that run them.
 #[derive(Debug)]
 pub(super) struct Workshop {
     pub(super) state: Arc<State>,
-    pub(super) base: Base,
-    pub(super) base_model: String,
-    pub(super) vocabulary: Vocabulary,
-    /// The folder clients load the tokenizer from.
-    pub(super) tokenizer: PathBuf,
+    pub(super) library: Arc<Library>,
     pub(super) adapters: Arc<Adapters>,
     pub(super) memory: Memory,
     pub(super) options: WorkOptions,
     trainers: Crew,
-    sampling: SamplingThread,
+    /// One for each model, by its name.
+    sampling: HashMap<String, SamplingThread>,
 }
 
 impl Workshop {
-    /// Loads the model, or the built-in one, and starts the threads.
+    /// Finds the models, or the built-in one, and starts the threads.
     pub(super) fn open(
         state: Arc<State>,
-        model: Option<ModelSource>,
+        models: &[ModelSource],
         threads: usize,
         memory: Memory,
         options: WorkOptions,
     ) -> Result<Self> {
-        let (base, base_model, vocabulary, tokenizer) = match model {
-            None => (
-                Base::builtin(threads)?,
-                BUILT_IN.to_owned(),
-                Vocabulary::Bytes,
-                vocabulary::write_builtin(state.catalogue.root())?,
-            ),
-            Some(model) => {
-                let path = model.path().canonicalize().map_err(|error| {
-                    let message = format!("cannot open the model {}", model.path().display());
-                    Error::Config(Context::caused(message, error))
-                })?;
-                let base = match model.is_gguf() {
-                    true => Base::load_gguf(&path, threads)?,
-                    false => Base::load(&path, threads)?,
-                };
-                (
-                    base,
-                    model.name().to_owned(),
-                    Vocabulary::load(&path)?,
-                    path,
-                )
-            }
-        };
         let budget = options.adapter_memory.unwrap_or(memory.limit() / 8);
-        let cache = Batch::MEMORY.min(memory.limit() / 8);
         let root = state.catalogue.root().to_owned();
-        let adapters = Arc::new(Adapters::new(base.clone(), budget, root));
+        let adapters = Arc::new(Adapters::new(budget, root.clone()));
+        let (limit, shared) = (memory.limit(), adapters.clone());
+        let library = Arc::new(Library::open(models, &root, threads, limit, shared)?);
+        let cache = Batch::MEMORY.min(limit / 8);
+        let thread = |offer: &Offer| {
+            let thread = SamplingThread::start(&library, &offer.name, cache)?;
+            Ok((offer.name.clone(), thread))
+        };
         let workshop = Self {
             state,
-            base_model,
-            vocabulary,
-            tokenizer,
             memory,
             options,
-            trainers: Crew::new("tinker-local-train", base.threads().clamp(1, 8))?,
-            sampling: SamplingThread::start(&base, adapters.clone(), cache)?,
+            trainers: Crew::new("tinker-local-train", library.threads().clamp(1, 8))?,
+            sampling: library.offers().iter().map(thread).collect::<Result<_>>()?,
             adapters,
-            base,
+            library,
         };
         saving::restore_all(&workshop);
         Ok(workshop)
@@ -114,25 +90,27 @@ impl Workshop {
 
     /// The adapter of a checkpoint.
     pub(super) fn adapter(&self, path: &TinkerPath) -> Result<Arc<Slot>> {
-        let load = || Ok(checkpoints::restore(self, path, false)?.adapter());
+        let load = || checkpoints::restore(self, path, false);
         self.adapters.of_checkpoint(path, load)
     }
 
-    /// Hands a request that was checked to the batch.
-    fn sample(
-        &self,
-        adapter: Option<Arc<Slot>>,
-        mut request: SampleRequest,
-        listener: Box<dyn Listener>,
-    ) {
+    /// Hands a request that was checked to the batch of a sampler's model.
+    fn sample(&self, sampler: &Sampler, mut request: SampleRequest, listener: Box<dyn Listener>) {
         request.tempered_logprobs = self.options.tempered_logprobs;
+        let vocabulary = self.vocabulary(sampler);
         let engine::Stop { tokens, strings } = &mut request.stop;
-        tokens.extend(
-            strings
-                .iter()
-                .filter_map(|text| self.vocabulary.special(text)),
-        );
-        self.sampling.submit(adapter, request, listener);
+        tokens.extend(strings.iter().filter_map(|text| vocabulary.special(text)));
+        if let Some(thread) = self.sampling.get(&sampler.base_model) {
+            thread.submit(sampler.adapter.clone(), request, listener);
+        }
+    }
+
+    /// What a sampler's tokens stand for.
+    fn vocabulary(&self, sampler: &Sampler) -> &Vocabulary {
+        let offer = self.library.offer(&sampler.base_model);
+        &offer
+            .expect("samplers are made of what is served")
+            .vocabulary
     }
 
     /// Whose model it is.
@@ -161,7 +139,7 @@ impl Workshop {
     pub(super) fn close(self: &Arc<Self>) {
         self.state.futures.cancel_all();
         saving::farewell(self);
-        self.sampling.close();
+        self.sampling.values().for_each(SamplingThread::close);
         self.state.ledger.write();
     }
 }

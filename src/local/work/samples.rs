@@ -21,7 +21,7 @@ pub(in crate::local) fn submit(
     cancelled: Arc<AtomicBool>,
 ) {
     work.state.samplers.begin();
-    let adapter = sampler.adapter.clone();
+    let target = sampler.clone();
     let sample = Sample {
         work: work.clone(),
         sampler,
@@ -30,7 +30,7 @@ pub(in crate::local) fn submit(
         start: state::now(),
         ended: AtomicBool::new(false),
     };
-    work.sample(adapter, request, Box::new(sample));
+    work.sample(&target, request, Box::new(sample));
 }
 
 /// A sampling request on its way. Dropped before its end, it has failed.
@@ -56,7 +56,7 @@ impl Sample {
 
 impl Listener for Sample {
     fn decode(&self, tokens: &[u32]) -> Vec<u8> {
-        self.work.vocabulary.decode(tokens)
+        self.work.vocabulary(&self.sampler).decode(tokens)
     }
 
     fn is_cancelled(&self) -> bool {

@@ -68,8 +68,8 @@ pub(super) fn restore_all(workshop: &Workshop) {
 
 fn restore(workshop: &Workshop, found: Found) -> Result<()> {
     let SavedModel { id, session_id, .. } = &found.model;
-    let same_base = found.model.base_model == workshop.base_model
-        && found.model.fingerprint == workshop.base.fingerprint();
+    let offer = workshop.library.offer(&found.model.base_model);
+    let same_base = offer.is_ok_and(|offer| offer.fingerprint == found.model.fingerprint);
     match fate(
         same_base,
         workshop.state.sessions.earlier(session_id),
@@ -90,9 +90,8 @@ fn restore(workshop: &Workshop, found: Found) -> Result<()> {
 
 fn go_on(workshop: &Workshop, found: Found) -> Result<()> {
     let state = &workshop.state;
-    let bytes = workshop
-        .base
-        .training_bytes(&super::jobs::spec(&found.model.lora));
+    let base = workshop.library.base(&found.model.base_model)?;
+    let bytes = base.training_bytes(&super::jobs::spec(&found.model.lora));
     let Ok(promise) = workshop.memory.promise("lora_config.rank", bytes) else {
         log::warn!(
             "local server: no memory for {}, which becomes a checkpoint",
@@ -100,7 +99,7 @@ fn go_on(workshop: &Workshop, found: Found) -> Result<()> {
         );
         return to_checkpoint(workshop, &found);
     };
-    let trainer = Trainer::restore(&workshop.base, &found.trainer, Restore::Everything)?;
+    let trainer = Trainer::restore(&base, &found.trainer, Restore::Everything)?;
     let mut model = model_of(&found.model);
     model.came_back = true;
     *lock(&model.on_disk) = OnDisk {
@@ -136,7 +135,8 @@ fn go_on(workshop: &Workshop, found: Found) -> Result<()> {
 
 /// Makes a checkpoint of a saved state, unless nothing was learnt yet, and forgets the state.
 fn to_checkpoint(workshop: &Workshop, found: &Found) -> Result<()> {
-    let trainer = Trainer::restore(&workshop.base, &found.trainer, Restore::WithOptimizer)?;
+    let base = workshop.library.base(&found.model.base_model)?;
+    let trainer = Trainer::restore(&base, &found.trainer, Restore::WithOptimizer)?;
     if trainer.steps() > 0 {
         let model = model_of(&found.model);
         let name = format!("autosave-{:06}", found.model.next - 1);
@@ -238,11 +238,12 @@ fn snapshot(workshop: &Workshop, model: &Model, generation: u64) -> SavedModel {
         let waiting = queue.ready.iter().filter(|job| job.is_numbered).count();
         queue.sequence.next() - waiting as u64
     };
+    let offer = workshop.library.offer(&model.base_model);
     SavedModel {
         id: model.id.clone(),
         session_id: model.session_id.clone(),
         base_model: model.base_model.clone(),
-        fingerprint: workshop.base.fingerprint(),
+        fingerprint: offer.map_or(0, |offer| offer.fingerprint),
         lora: model.lora.clone(),
         generation,
         next,

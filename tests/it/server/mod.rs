@@ -10,6 +10,7 @@ mod http;
 mod load;
 mod losses;
 mod memory;
+mod models;
 mod openai;
 mod paging;
 mod process;

@@ -32,9 +32,10 @@ pub(crate) struct Serve {
     /// that of 'tinker runs', unless --key-file lets several people in].
     #[arg(long, value_name = "FOLDER")]
     runs: Vec<PathBuf>,
-    /// Serve this model instead of the built-in one: a Hugging Face folder or a GGUF file.
-    #[arg(long, value_name = "[NAME=]PATH")]
-    model: Option<String>,
+    /// Serve this model instead of the built-in one: a Hugging Face folder, a GGUF file, or a
+    /// repository of the hub. May be repeated; each is loaded when it is used.
+    #[arg(long = "model", value_name = "[NAME=]PATH|REPOSITORY")]
+    models: Vec<String>,
     /// Demand a key of this file: one per line, with a name before it where several users share
     /// the server and each has runs and checkpoints of their own.
     #[arg(long, value_name = "FILE")]
@@ -159,7 +160,7 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
     for folder in runs {
         builder = builder.runs(folder);
     }
-    if let Some(model) = &serve.model {
+    for model in &serve.models {
         builder = builder.model(model.as_str());
     }
     if let Some(file) = &serve.key_file {

@@ -125,7 +125,7 @@ impl<'a> Batch<'a> {
         request: SampleRequest,
         listener: Box<dyn Listener + 'a>,
     ) -> Result<()> {
-        request.check(&self.base)?;
+        request.check(self.base.config())?;
         let job = Arc::new(Job::new(self.arrivals, adapter, request, listener));
         self.arrivals += 1;
         let samples = 0..job.request.num_samples;

@@ -1,0 +1,232 @@
+//! Which models a server has: by folder, by name, several at once.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use tinker::local::{LocalServer, ModelSource};
+use tinker::types::Stop;
+use tinker::{LoraConfig, ModelInput, SamplingParams, ServiceClient};
+
+use super::Caller;
+use crate::support::http as plain;
+use crate::support::hub::{FakeRepo, HubServer};
+
+const FILES: [&str; 4] = [
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
+/// The built-in model as a folder.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/local/engine/builtin")
+}
+
+/// A copy of it that is another model: its head norm is another.
+fn other(parent: &Path) -> PathBuf {
+    let copy = parent.join("other");
+    fs::create_dir_all(&copy).unwrap();
+    for name in FILES {
+        fs::copy(folder().join(name), copy.join(name)).unwrap();
+    }
+    let file = copy.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let start = header["model.norm.weight"]["data_offsets"][0].as_u64();
+    // The sign of the first number, which is in bf16.
+    bytes[8 + length + start.unwrap() as usize + 1] ^= 0x80;
+    fs::write(&file, bytes).unwrap();
+    copy
+}
+
+fn sample(caller: &Caller, number: u64, model: &str) -> Value {
+    let body = json!({"session_id": caller.session, "sampling_session_seq_id": number,
+        "base_model": model});
+    let sampler = caller.ok("create_sampling_session", body)["sampling_session_id"].clone();
+    let body = json!({"sampling_session_id": sampler, "seq_id": 1, "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104, 105]}]},
+        "sampling_params": {"max_tokens": 8, "temperature": 0.0, "stop": []}});
+    caller.call("asample", body)["sequences"][0]["logprobs"].clone()
+}
+
+fn models_in_memory(server: &LocalServer) -> String {
+    let reply = plain::request(&server.base_url(), "GET", "/metrics", &[], b"").unwrap();
+    let text = String::from_utf8(reply.body).unwrap();
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let line = lines.find(|line| line.contains("base_models "));
+    line.unwrap().rsplit(' ').next().unwrap().to_owned()
+}
+
+#[test]
+fn several_models_share_one_memory_budget() {
+    let temporary = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder()
+        .model(ModelSource::new("org/one", folder()))
+        .model(ModelSource::new("org/other", other(temporary.path())))
+        // Room for one of them.
+        .max_memory(2_500_000)
+        .start()
+        .unwrap();
+    assert_eq!(models_in_memory(&server), "1");
+    let caller = Caller::new(&server);
+    let listed = caller.get("get_server_capabilities")["supported_models"].clone();
+    let listed: Vec<(&str, u64)> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| {
+            let length = model["max_context_length"].as_u64().unwrap();
+            (model["model_name"].as_str().unwrap(), length)
+        })
+        .collect();
+    assert_eq!(listed, [("org/one", 4096), ("org/other", 4096)]);
+
+    let one = sample(&caller, 0, "org/one");
+    assert_eq!(models_in_memory(&server), "1", "the other made room");
+    let other = sample(&caller, 1, "org/other");
+    assert_ne!(one, other);
+    for number in 2..6 {
+        let (name, expected) = match number % 2 {
+            0 => ("org/one", &one),
+            _ => ("org/other", &other),
+        };
+        assert_eq!(sample(&caller, number, name), *expected);
+    }
+    let body = json!({"session_id": caller.session, "sampling_session_seq_id": 9,
+        "base_model": "org/third"});
+    let refused = caller.post("create_sampling_session", body);
+    assert_eq!(refused.status, 400);
+    let text = String::from_utf8(refused.body).unwrap();
+    assert!(
+        text.contains("this server has org/one, org/other"),
+        "{text}"
+    );
+}
+
+#[test]
+fn each_model_has_its_own_runs_and_checkpoints() {
+    let temporary = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder()
+        .model(ModelSource::new("org/one", folder()))
+        .model(ModelSource::new("org/other", other(temporary.path())))
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let mut made = Vec::new();
+    for (number, name) in (0..).zip(["org/one", "org/other"]) {
+        let body = json!({"session_id": caller.session, "model_seq_id": number,
+            "base_model": name, "lora_config": {"rank": 4, "seed": 7}});
+        let id = caller.call("create_model", body)["model_id"].clone();
+        let info = caller.ok("get_info", json!({ "model_id": id }));
+        assert_eq!(info["model_name"], name);
+        let tokenizer = info["model_data"]["tokenizer_id"].as_str().unwrap();
+        assert!(Path::new(tokenizer).join("tokenizer.json").exists());
+        let saved = caller.call(
+            "save_weights",
+            json!({"model_id": id, "seq_id": 1, "path": "a"}),
+        );
+        made.push((id, saved["path"].clone()));
+    }
+    // The other model's adapter has the same shape, and is refused all the same.
+    let body = json!({"model_id": made[0].0, "seq_id": 2, "path": made[1].1,
+        "optimizer": false});
+    let refused = caller.wait(&caller.ok("load_weights", body));
+    assert!(refused["error"].is_string(), "{refused}");
+    let body = json!({"session_id": caller.session, "model_seq_id": 2, "path": made[1].1,
+        "optimizer": false});
+    let id = caller.call("load_weights", body)["model_id"].clone();
+    let info = caller.ok("get_info", json!({ "model_id": id }));
+    assert_eq!(info["model_name"], "org/other");
+}
+
+#[test]
+fn two_models_of_one_name_are_refused() {
+    let model = || ModelSource::new("org/one", folder());
+    let server = LocalServer::builder().model(model()).model(model());
+    let error = server.start().unwrap_err().to_string();
+    assert!(error.contains("two models are called org/one"), "{error}");
+}
+
+#[test]
+fn a_client_of_a_model_of_ones_own() {
+    let named = ModelSource::new("org/mine", folder());
+    let service = ServiceClient::local_with(named).unwrap();
+    let sampler = service.create_sampling_client("org/mine").unwrap();
+    let tokenizer = sampler.tokenizer().unwrap();
+    let prompt = ModelInput::from_ints(tokenizer.encode("hi").unwrap());
+    let params = SamplingParams::max_tokens(3).with_stop(Stop::never());
+    let response = sampler.sample(&prompt, params).unwrap();
+    assert_eq!(response.sequences[0].tokens.len(), 3);
+    service
+        .create_lora_training_client("org/mine", LoraConfig::rank(2))
+        .unwrap();
+}
+
+/// `tinker serve` with a hub of the test's own.
+struct Served {
+    child: Child,
+    url: String,
+}
+
+impl Served {
+    fn start(hub: &HubServer, home: &Path, offline: &str) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tinker"))
+            .args(["serve", "--port", "0", "--threads", "1"])
+            .args(["--model", "org/small", "--model", "tinker-local/tiny"])
+            .env("HF_HOME", home)
+            .env("HF_ENDPOINT", hub.url())
+            .env("HF_HUB_OFFLINE", offline)
+            .env_remove("HF_HUB_CACHE")
+            .env_remove("HF_TOKEN")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut url).unwrap();
+        let url = url.trim().to_owned();
+        Self { child, url }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_model_is_served_by_its_name_on_the_hub() {
+    let hub = HubServer::start();
+    let mut repo = FakeRepo::new("0123456789abcdef0123456789abcdef01234567");
+    for name in FILES {
+        let bytes = fs::read(folder().join(name)).unwrap();
+        repo = match name {
+            "model.safetensors" => repo.with_large_file(name, bytes),
+            _ => repo.with_file(name, bytes),
+        };
+    }
+    let repo = repo.with_large_file("pytorch_model.bin", vec![0; 1 << 20]);
+    hub.put("org/small", repo);
+    let home = tempfile::tempdir().unwrap();
+    // The second time everything is in the cache, and nobody is asked.
+    let mut asked = Vec::new();
+    for offline in ["0", "1", "0"] {
+        let served = Served::start(&hub, home.path(), offline);
+        let caller = Caller::at(served.url.clone());
+        assert_eq!(caller.base_model(), "org/small");
+        let named = sample(&caller, 0, "org/small");
+        assert_eq!(named, sample(&caller, 1, "tinker-local/tiny"));
+        asked.push(hub.api.requests().len() + hub.storage.requests().len());
+    }
+    assert!(asked[0] > 0);
+    assert_eq!(asked[1..], [asked[0]; 2]);
+    let unwanted = |path: &str| path.contains("pytorch_model");
+    assert!(!hub.api.requests().iter().any(|one| unwanted(&one.path)));
+}
