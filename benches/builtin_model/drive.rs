@@ -11,7 +11,7 @@ pub(crate) fn sample(
     adapter: Option<&Arc<Adapter>>,
     request: &SampleRequest,
 ) -> Result<SampleOutput> {
-    request.check(base)?;
+    request.check(base.config())?;
     Ok(sample_all(base, adapter, std::slice::from_ref(request)).remove(0))
 }
 

@@ -433,10 +433,11 @@ impl Builder {
 
     #[cfg(feature = "chat")]
     fn console(&self, work: &Workshop) -> Result<Console> {
-        match &work.vocabulary {
+        let first = work.library.first();
+        match &first.vocabulary {
             Vocabulary::Bytes => Console::plain(self.runs.clone()),
             Vocabulary::Tokenizer(tokenizer) => {
-                let model = work.base_model.clone();
+                let model = first.name.clone();
                 Ok(Console::new(self.runs.clone(), model, tokenizer.clone()))
             }
         }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::sampling::new_sampler;
 use super::table::{Access, Endpoint, Handling, own};
+use super::training::offer;
 use super::{Answer, Call, checkpoints, records};
 use crate::error::Error;
 use crate::local::console::{self, Event};
@@ -23,7 +24,7 @@ use crate::local::state::{memory, now};
 use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
 use crate::plot::sparkline_svg;
 use crate::sync::lock;
-use crate::text::{Message, Renderer};
+use crate::text::{Message, Renderer, Tokenizer};
 use crate::types::{Stop, TinkerPath};
 use crate::wire::route::Method::{Delete, Get, Post, Put};
 use Handling::{Heavy, Quick, Waiting};
@@ -159,7 +160,7 @@ fn figures(call: &Call, rate: &mut Rate) -> serde_json::Value {
         "time": now().as_millisecond(),
         "spark": sparkline_svg(&rate.rates, 240, 36),
         "figures": {
-            "base_model": work.base_model,
+            "base_model": work.library.first().name,
             "rate": per_second.round(),
             "models": models,
             "queued": state.models.queued(),
@@ -254,11 +255,17 @@ fn prepare(call: &Call) -> Result<(Generation, Reader), Refusal> {
     };
     let id = uuid::Uuid::new_v4().to_string();
     let sampler = new_sampler(call, id, "console".to_owned(), base, path)?;
-    let renderer = call.service.console.renderer().map_err(bad)?;
+    let offer = offer(call, &sampler.base_model)?;
+    let renderer = match offer.name == call.work().library.first().name {
+        true => call.service.console.renderer(),
+        false => Tokenizer::open(&offer.tokenizer)
+            .and_then(|tokenizer| Renderer::for_model(&offer.name, &tokenizer)),
+    };
+    let renderer = renderer.map_err(bad)?;
     let prompt = renderer.generation_prompt_with(&wanted.messages, &wanted.prefill);
     let prompt = prompt.and_then(|prompt| prompt.to_ints()).map_err(bad)?;
     let prompt: Vec<u32> = prompt.into_iter().map(i32::cast_unsigned).collect();
-    let config = call.work().base.config();
+    let config = &offer.config;
     let room = (config.max_positions + 1).saturating_sub(prompt.len());
     let mut request = engine::SampleRequest::new(prompt, wanted.max_tokens.min(room));
     request.num_samples = wanted.n;
@@ -277,7 +284,7 @@ fn prepare(call: &Call) -> Result<(Generation, Reader), Refusal> {
         Stop::Texts(texts) => request.stop.strings.extend(texts),
         Stop::Text(text) => request.stop.strings.push(text),
     }
-    request.check(&call.work().base).map_err(bad)?;
+    request.check(config).map_err(bad)?;
     let prefill = renderer.tokenizer().encode_ordinary(&wanted.prefill);
     let generation = Generation {
         sampler,

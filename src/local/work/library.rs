@@ -116,6 +116,11 @@ impl Library {
         &self.offers
     }
 
+    /// The first, for what can show only one.
+    pub(in crate::local) fn first(&self) -> &Offer {
+        &self.offers[0]
+    }
+
     /// The adapters of all of them.
     pub(super) fn adapters(&self) -> &Adapters {
         &self.adapters
