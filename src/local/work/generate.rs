@@ -34,6 +34,10 @@ pub(in crate::local) struct Choice {
     pub(in crate::local) tokens: Vec<(u32, String)>,
     pub(in crate::local) logprobs: Vec<f32>,
     /// Per token the likeliest tokens, best first; empty if the request did not ask.
+    #[cfg_attr(
+        not(feature = "chat"),
+        allow(dead_code, reason = "only the console reads it")
+    )]
     pub(in crate::local) topk: Vec<Vec<(u32, f32)>>,
     pub(in crate::local) reason: &'static str,
 }
