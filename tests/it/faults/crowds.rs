@@ -305,7 +305,16 @@ fn a_batch_can_be_waited_for_in_pieces() {
 #[test]
 fn a_batch_may_end_at_the_first_error_that_cannot_heal() {
     let (fake, gate) = stalling(json!({}));
-    fake.reply("asample", status(403));
+    // By its prompt: which of the ten arrives first is left to the threads that send them.
+    let next = AtomicUsize::new(0);
+    fake.server.on("POST", &route("asample"), move |request| {
+        let tokens = request.json()["prompt"]["chunks"][0]["tokens"].clone();
+        if tokens.as_array().unwrap().len() == 1 {
+            return status(403);
+        }
+        let id = format!("stalled-{}", next.fetch_add(1, Ordering::SeqCst));
+        Reply::json(&json!({"request_id": id, "sample_sequence_ids": [id]}))
+    });
     let requests = std::iter::once(request(1)).chain((0..9).map(|_| request(2)));
     let sampler = fake.sampler();
     let mut batch = sampler.sample_batch(requests).end_at_error();
