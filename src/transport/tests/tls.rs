@@ -1,8 +1,8 @@
 //! Certificates: the built-in roots, added ones, and what a failed handshake says.
 
 use std::io::Read;
-use std::net::TcpListener;
-use std::sync::Arc;
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Barrier};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -97,8 +97,10 @@ fn server_config() -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-/// Answers one request on a connection and closes it; whether its handshake was resumed.
-fn answer(config: &Arc<ServerConfig>, socket: std::net::TcpStream) -> bool {
+type Secured = StreamOwned<ServerConnection, TcpStream>;
+
+/// Shakes hands and reads the head of a request.
+fn hear(config: &Arc<ServerConfig>, socket: TcpStream) -> Secured {
     let connection = ServerConnection::new(config.clone()).unwrap();
     let mut stream = StreamOwned::new(connection, socket);
     let mut head = Vec::new();
@@ -107,6 +109,12 @@ fn answer(config: &Arc<ServerConfig>, socket: std::net::TcpStream) -> bool {
         stream.read_exact(&mut byte).unwrap();
         head.push(byte[0]);
     }
+    stream
+}
+
+/// Answers one request on a connection and closes it; whether its handshake was resumed.
+fn answer(config: &Arc<ServerConfig>, socket: TcpStream) -> bool {
+    let mut stream = hear(config, socket);
     let resumed = stream.conn.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
     let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
     stream.write_all(reply).unwrap();
@@ -145,6 +153,104 @@ fn later_handshakes_are_resumed() {
     let mut expected = vec![true; CONNECTIONS];
     expected[0] = false;
     assert_eq!(resumed, expected);
+}
+
+/// Set in the process whose memory is measured: where its server is.
+#[cfg(target_os = "linux")]
+const MEASURED: &str = "TINKER_TEST_IDLE_URL";
+
+/// Connections that are idle at once, and what each may cost in memory: ureq's two buffers for it
+/// (16 kB), rustls' state (about as much), and the allocator's share. With a TLS configuration for
+/// each, as ureq makes them for requests that are configured one by one, it was 140 kB more.
+#[cfg(target_os = "linux")]
+const IDLE: usize = 100;
+#[cfg(target_os = "linux")]
+const IDLE_COST: usize = 64 << 10;
+
+/// Opens them all side by side, lets them become idle, and says what one costs.
+#[cfg(target_os = "linux")]
+#[allow(clippy::print_stdout, reason = "how the child tells its parent")]
+fn measure_idle_connections(url: &str) {
+    let resident = || {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find(|line| line.starts_with("VmRSS:"));
+        let kilobytes = line.unwrap().split_whitespace().nth(1).unwrap();
+        kilobytes.parse::<usize>().unwrap() << 10
+    };
+    let config = Config::default()
+        .with_base_url(url)
+        .with_root_certificates(AUTHORITY)
+        .with_connect_timeout(std::time::Duration::from_secs(60));
+    let transport = Transport::new(&config).unwrap();
+    let call = |pool| {
+        let mut request = get("x").with_read_timeout(Timeout::None);
+        request.pool = pool;
+        assert_eq!(transport.exchange(&request).unwrap().status(), 200);
+    };
+    // What is made once, for all; over a connection that none of them finds idle.
+    call(Pool::Rest);
+    let (before, open) = (resident(), transport.open_connections());
+    thread::scope(|scope| {
+        for _ in 0..IDLE {
+            let thread = thread::Builder::new().stack_size(256 << 10);
+            thread.spawn_scoped(scope, || call(Pool::Retrieve)).unwrap();
+        }
+    });
+    let made = transport.open_connections() - open;
+    println!("\nidle={made} cost={}", (resident() - before) / made);
+    std::process::exit(0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_idle_connection_is_small() {
+    if let Ok(url) = std::env::var(MEASURED) {
+        return measure_idle_connections(&url);
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = thread::spawn(move || {
+        let (config, all) = (server_config(), Barrier::new(IDLE));
+        let mut sockets = listener.incoming().map(Result::unwrap);
+        let reply = |mut stream: Secured| {
+            let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+            stream.write_all(reply).unwrap();
+            stream.flush().unwrap();
+            stream
+        };
+        let _first = reply(hear(&config, sockets.next().unwrap()));
+        thread::scope(|scope| {
+            for socket in sockets.take(IDLE) {
+                let (config, all) = (&config, &all);
+                scope.spawn(move || {
+                    let stream = hear(config, socket);
+                    // Nobody is answered before all are there, so that none takes another's.
+                    all.wait();
+                    // Open until the client is gone.
+                    let _ = reply(stream).read(&mut [0]);
+                });
+            }
+        });
+    });
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "transport::tests::tls::an_idle_connection_is_small",
+        ])
+        .args(["--nocapture", "--test-threads=1"])
+        .env(MEASURED, format!("https://localhost:{port}"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    let number = |name: &str| -> usize {
+        let (_, rest) = said.split_once(name).unwrap_or_else(|| panic!("{said}"));
+        let word = rest.split_whitespace().next().unwrap();
+        word.parse().unwrap()
+    };
+    let (made, cost) = (number("idle="), number("cost="));
+    assert!(made > IDLE / 2, "{made} of {IDLE} were kept");
+    assert!(cost < IDLE_COST, "{cost} bytes for each of {made}");
+    server.join().unwrap();
 }
 
 /// A handshake that fails is final only while the service has never answered.

@@ -50,6 +50,7 @@ const PROMISES: &[(&str, &[&str])] = &[
         "one TLS configuration: handshakes are resumed, idle connections small, few of either",
         &[
             "later_handshakes_are_resumed",
+            "an_idle_connection_is_small",
             "a_sample_and_its_result_share_a_connection",
         ],
     ),
