@@ -1,8 +1,8 @@
 //! The embedded service: a real engine behind the real protocol, on one machine.
 //!
 //! A [`LocalServer`] speaks what the hosted service speaks, so every client does: this crate's,
-//! the official Python SDK (old releases too), and OpenAI's packages for sampling, below
-//! `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
+//! the official Python SDK (old releases too), and OpenAI's and Anthropic's packages for sampling,
+//! below `/v1` and `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
 //! inputs are text. What it does not have it refuses by name.
 //!
 //! Samples of all requests are drawn side by side, those of one adapter in one batch. A prompt that
@@ -54,6 +54,8 @@ mod builder;
 #[cfg(feature = "chat")]
 mod console;
 mod http;
+#[cfg(feature = "text")]
+mod proxy;
 mod source;
 mod state;
 mod work;
@@ -64,10 +66,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub use api::fault::{Fault, FaultKind};
+#[cfg(feature = "text")]
+pub use api::openai::upstream::{Upstream, UpstreamModel};
 pub use builder::Builder;
 #[cfg(feature = "chat")]
 pub use console::{ConsoleOptions, ConsoleServer};
 pub use http::RecordedRequest;
+#[cfg(feature = "text")]
+pub use proxy::{Proxy, ProxyBuilder};
 pub use source::ModelSource;
 
 use crate::error::Result;

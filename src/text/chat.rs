@@ -153,6 +153,11 @@ impl ChatTemplates {
         }
     }
 
+    /// Whether a conversation without tools can be laid out.
+    pub(super) fn has_default(&self) -> bool {
+        self.sources.contains_key(DEFAULT)
+    }
+
     /// The conversation as text, and where, counted in bytes, the template says that the
     /// assistant speaks.
     pub(super) fn render(

@@ -93,13 +93,16 @@ enum Command {
     /// Serve the embedded engine over HTTP, with a page to look at.
     #[cfg(feature = "local")]
     Serve(commands::serve::Serve),
+    /// Let programs that speak OpenAI's or Anthropic's language use any Tinker server.
+    #[cfg(feature = "local")]
+    Proxy(commands::proxy::Proxy),
 }
 
 impl Command {
     /// A server ends by SIGTERM and Ctrl-C alike, and that is a success.
     fn has_signals_of_its_own(&self) -> bool {
         #[cfg(feature = "local")]
-        if matches!(self, Self::Serve(_) | Self::Console(_)) {
+        if matches!(self, Self::Serve(_) | Self::Console(_) | Self::Proxy(_)) {
             return true;
         }
         false
@@ -133,6 +136,8 @@ impl Command {
             Self::Console(command) => command.run(),
             #[cfg(feature = "local")]
             Self::Serve(serve) => commands::serve::run(&serve),
+            #[cfg(feature = "local")]
+            Self::Proxy(proxy) => proxy.run(context),
         }
     }
 }

@@ -71,7 +71,11 @@ impl Auth {
     }
 
     /// Who asks.
-    pub(super) fn check(&self, access: Access, request: &Request) -> Result<Arc<str>, Refusal> {
+    pub(in crate::local) fn check(
+        &self,
+        access: Access,
+        request: &Request,
+    ) -> Result<Arc<str>, Refusal> {
         let given = request.header("x-api-key").or_else(|| {
             request
                 .header("authorization")

@@ -20,8 +20,10 @@ use crate::local::console::{self, Event};
 use crate::local::engine;
 use crate::local::http::{Refusal, Reply};
 use crate::local::state::ledger::Kind;
+use crate::local::state::samplers::Sampler;
 use crate::local::state::{memory, now};
-use crate::local::work::generate::{Audience, Choice, Generation, Progress, generate};
+use crate::local::work::generate::{Hearer, generate};
+use crate::local::work::text::{Reader as Stops, Text};
 use crate::plot::sparkline_svg;
 use crate::sync::lock;
 use crate::text::{Message, Renderer, Tokenizer};
@@ -223,19 +225,23 @@ async fn chat(call: Call) -> Answer {
     let asked = call.clone();
     // Conversations are laid out and adapters read: not on the thread of the connections.
     let prepared = tokio::task::spawn_blocking(move || prepare(&asked));
-    let (generation, reader) = prepared
+    let (sampler, request, reader) = prepared
         .await
         .unwrap_or_else(|_| Err(Refusal::internal("the handler failed")))?;
     let (sender, chunks) = mpsc::unbounded_channel();
-    let prompt_tokens = generation.prompt_tokens();
+    let prompt_tokens = request.prompt.len();
     let start = Event::of("start", &json!({"prompt_tokens": prompt_tokens}));
     // The page may have been closed already; the first piece will tell.
     let _ = sender.send(start.into_bytes());
+    let texts = (0..request.num_samples).map(|_| Mutex::new(Text::new(call.work().vocabulary(&sampler))));
     let listener = Listener {
         sender: Mutex::new(Some(sender)),
         reader,
+        stops: request.stop.strings.clone(),
+        texts: texts.collect(),
     };
-    generate(call.work(), generation, listener);
+    let sampler = Arc::new(sampler);
+    generate(call.work(), &sampler, vec![request], Arc::new(listener));
     Ok(Reply::stream("text/event-stream", chunks))
 }
 
@@ -245,7 +251,7 @@ struct Reader {
     prefill: Vec<i32>,
 }
 
-fn prepare(call: &Call) -> Result<(Generation, Reader), Refusal> {
+fn prepare(call: &Call) -> Result<(Sampler, engine::SampleRequest, Reader), Refusal> {
     let bad = |error: Error| Refusal::bad(error.to_string());
     let wanted: Wanted = call.json()?;
     let is_path = wanted.model.starts_with(TinkerPath::PREFIX);
@@ -286,19 +292,17 @@ fn prepare(call: &Call) -> Result<(Generation, Reader), Refusal> {
     }
     request.check(config).map_err(bad)?;
     let prefill = renderer.tokenizer().encode_ordinary(&wanted.prefill);
-    let generation = Generation {
-        sampler,
-        stops: request.stop.strings.clone(),
-        requests: vec![request],
-    };
     let prefill = prefill.map_err(bad)?;
-    Ok((generation, Reader { renderer, prefill }))
+    Ok((sampler, request, Reader { renderer, prefill }))
 }
 
 /// Sends what it hears. A stream that ends without `done` has failed.
 struct Listener {
     sender: Mutex<Option<mpsc::UnboundedSender<Bytes>>>,
     reader: Reader,
+    stops: Vec<String>,
+    /// What each answer says so far.
+    texts: Vec<Mutex<Text>>,
 }
 
 impl Listener {
@@ -310,14 +314,31 @@ impl Listener {
     }
 }
 
-impl Audience for Listener {
-    fn piece(&self, progress: &Progress<'_>) -> bool {
-        let piece = json!({"index": progress.index, "text": progress.text});
-        self.send(Event::of("piece", &piece))
+impl Listener {
+    fn piece(&self, index: usize, text: &str) -> bool {
+        text.is_empty() || self.send(Event::of("piece", &json!({"index": index, "text": text})))
+    }
+}
+
+impl Hearer for Listener {
+    fn token(&self, _: usize, sample: usize, so_far: &engine::SampledSequence) -> bool {
+        let stops = Stops { stops: &self.stops };
+        let Some(token) = so_far.tokens.last() else {
+            return true;
+        };
+        let new = lock(&self.texts[sample]).push(stops, *token);
+        self.piece(sample, &new)
     }
 
-    fn end(&self, choices: Vec<Choice>) {
-        let answers: Vec<Answered> = choices.iter().map(|one| self.reader.read(one)).collect();
+    fn done(&self, _: usize, output: engine::SampleOutput) {
+        let stops = Stops { stops: &self.stops };
+        let sequences = output.sequences.into_iter().enumerate();
+        let answers = sequences.map(|(index, sequence)| {
+            let mut text = lock(&self.texts[index]);
+            self.piece(index, &text.finish(stops));
+            self.reader.read(index, &text.whole(stops), &sequence)
+        });
+        let answers: Vec<Answered> = answers.collect();
         self.send(Event::of("done", &json!({ "answers": answers })));
         lock(&self.sender).take();
     }
@@ -338,25 +359,28 @@ struct Answered {
 type Heat = (String, f32, Vec<(String, f32)>);
 
 impl Reader {
-    fn read(&self, choice: &Choice) -> Answered {
-        let tokens = choice.tokens.iter().map(|(token, _)| token.cast_signed());
+    fn read(&self, index: usize, text: &str, sequence: &engine::SampledSequence) -> Answered {
+        let tokens = sequence.tokens.iter().map(|token| token.cast_signed());
         let tokens: Vec<i32> = tokens.collect();
         let whole: Vec<i32> = self.prefill.iter().chain(&tokens).copied().collect();
         let (content, thinking) = match self.renderer.parse(&whole) {
             Ok(parsed) => (parsed.message.text(), parsed.message.thinking()),
-            Err(_) => (choice.text.clone(), String::new()),
+            Err(_) => (text.to_owned(), String::new()),
         };
         Answered {
-            index: choice.index,
+            index,
             content,
             thinking,
-            reason: choice.reason,
+            reason: match sequence.stop_reason {
+                engine::StopReason::Stop => "stop",
+                engine::StopReason::Length => "length",
+            },
             tokens: tokens.len(),
-            heat: self.heat(choice, &tokens),
+            heat: self.heat(sequence, &tokens),
         }
     }
 
-    fn heat(&self, choice: &Choice, tokens: &[i32]) -> Vec<Heat> {
+    fn heat(&self, sequence: &engine::SampledSequence, tokens: &[i32]) -> Vec<Heat> {
         let tokenizer = self.renderer.tokenizer();
         let spell = |&(token, logprob): &(u32, f32)| {
             let text = tokenizer.decode(&[token.cast_signed()]).unwrap_or_default();
@@ -364,8 +388,8 @@ impl Reader {
         };
         let pieces = console::pieces(tokenizer, tokens).unwrap_or_default();
         let pieces = pieces.into_iter().map(|piece| {
-            let logprob = choice.logprobs[piece.tokens.clone()].iter().sum();
-            let others = choice.topk.get(piece.tokens.start);
+            let logprob = sequence.logprobs[piece.tokens.clone()].iter().sum();
+            let others = sequence.topk.get(piece.tokens.start);
             let others = others.map_or_else(Vec::new, |top| top.iter().map(spell).collect());
             (piece.text, logprob, others)
         });

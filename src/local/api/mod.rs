@@ -4,7 +4,6 @@
 pub(super) mod account;
 pub(super) mod admin;
 pub(super) mod auth;
-mod chat;
 pub(super) mod checkpoints;
 #[cfg(feature = "chat")]
 mod console;
@@ -20,7 +19,7 @@ pub(super) mod sampling;
 pub(super) mod service;
 pub(super) mod session;
 pub(super) mod sessions;
-mod table;
+pub(super) mod table;
 pub(super) mod training;
 pub(super) mod weights;
 

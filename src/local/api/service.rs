@@ -8,7 +8,7 @@ use super::fault::{Fault, FaultKind, Faults};
 use super::flags::Flags;
 use super::metrics::Metrics;
 use super::table::{self, Endpoint};
-use super::{Call, faults};
+use super::{Call, faults, openai};
 use crate::error::{Error, Result};
 use crate::local::http::{App, Dropped, Exchange, Refusal, Reply, Request};
 use crate::local::state::State;
@@ -130,6 +130,13 @@ impl App for Service {
             request,
         };
         faults::answer(&self, endpoint, call).await
+    }
+
+    fn refuse(&self, path: &str, refusal: Refusal) -> Reply {
+        match openai::is_ours(path) {
+            true => openai::Fault::from(refusal).reply(path),
+            false => refusal.into(),
+        }
     }
 
     fn done(&self, exchange: &Exchange<'_>) {

@@ -5,10 +5,10 @@ use std::pin::Pin;
 
 use hyper::{Method, StatusCode};
 
-use super::openai::Style;
+use super::openai::{PREFIXES, Style, embedded as openai};
 use super::{
-    Answer, Call, account, admin, checkpoints, futures, metrics, openai, records, sampling,
-    session, sessions, training, weights,
+    Answer, Call, account, admin, checkpoints, futures, metrics, records, sampling, session,
+    sessions, training, weights,
 };
 use crate::local::http::{Refusal, percent_decode};
 use crate::types::CheckpointKind;
@@ -19,7 +19,8 @@ use crate::wire::route::{self as wire, Method::*};
 pub(super) struct Endpoint {
     prefix: &'static str,
     method: wire::Method,
-    /// Below the prefix. A `{name}` stands for one segment of the path, `{ckpt}` for two. What
+    /// Below the prefix. A `{name}` stands for one segment of the path, `{ckpt}` for two, `{rest}`
+    /// for all that are left. What
     /// faults and latencies are keyed by.
     pub(super) template: &'static str,
     pub(super) access: Access,
@@ -28,7 +29,7 @@ pub(super) struct Endpoint {
 
 /// Who may ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(in crate::local) enum Access {
     /// Whoever has the current credential: a key, or a token where tokens are exchanged.
     Credential,
     /// Whoever has a key, even where tokens are exchanged.
@@ -52,7 +53,6 @@ pub(super) enum Handling {
 
 use Handling::{Future as Later, Heavy, Quick, Waiting};
 
-const OPENAI: &str = "/oai/api/v1/";
 const ADMIN: &str = "/admin/";
 
 #[rustfmt::skip]
@@ -109,11 +109,14 @@ const ENDPOINTS: &[Endpoint] = &[
     // What this server adds. A signed link is its own credential.
     own(wire::API_PREFIX, Get, "download/{token}/{file}", Heavy(checkpoints::download))
         .for_all(Access::Open),
-    own(OPENAI, Get, "models", Heavy(openai::models)),
-    own(OPENAI, Post, "completions",
+    own("/v1/", Get, "models", Waiting(|call| Box::pin(openai::models(call)))),
+    own("/v1/", Get, "models/{rest}", Waiting(|call| Box::pin(openai::models(call)))),
+    own("/v1/", Post, "completions",
         Waiting(|call| Box::pin(openai::complete(call, Style::Completion)))),
-    own(OPENAI, Post, "chat/completions",
+    own("/v1/", Post, "chat/completions",
         Waiting(|call| Box::pin(openai::complete(call, Style::Chat)))),
+    own("/v1/", Post, "messages",
+        Waiting(|call| Box::pin(openai::complete(call, Style::Messages)))),
     own("/", Get, "metrics", Quick(metrics::metrics)).for_all(Access::Key),
     own(ADMIN, Post, "faults", Quick(admin::add_fault)),
     own(ADMIN, Delete, "faults", Quick(admin::clear_faults)),
@@ -170,7 +173,12 @@ pub(super) fn find(
 ) -> Result<(&'static Endpoint, Vec<String>), Refusal> {
     let mut known_path = false;
     for endpoint in ENDPOINTS.iter().chain(CONSOLE) {
-        let Some(rest) = path.strip_prefix(endpoint.prefix) else {
+        // The hosted service has these endpoints in another place.
+        let prefixes = match endpoint.prefix {
+            "/v1/" => &PREFIXES[..],
+            _ => std::slice::from_ref(&endpoint.prefix),
+        };
+        let Some(rest) = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix)) else {
             continue;
         };
         let Some(segments) = matched(endpoint.template, rest) else {
@@ -220,6 +228,13 @@ fn matched(template: &str, path: &str) -> Option<Vec<String>> {
         match expected {
             "{ckpt}" if !is_kind(segment) => return None,
             "{ckpt}" => segments.push(percent_decode(&format!("{segment}/{}", actual.next()?))),
+            // A name that may have slashes of its own.
+            "{rest}" => {
+                let more = actual.by_ref().map(|part| format!("/{part}"));
+                segments.push(percent_decode(
+                    &more.fold(segment.to_owned(), |all, one| all + &one),
+                ));
+            }
             _ if expected.starts_with('{') => segments.push(percent_decode(segment)),
             _ if expected != segment => return None,
             _ => {}
@@ -266,6 +281,13 @@ mod tests {
             Ok(("sessions/search", &[])),
         );
         check(Method::GET, "/oai/api/v1/models", Ok(("models", &[])));
+        check(Method::GET, "/v1/models", Ok(("models", &[])));
+        check(
+            Method::GET,
+            "/v1/models/a/b%20c",
+            Ok(("models/{rest}", &["a/b c"])),
+        );
+        check(Method::GET, "/v1/completions", Err(405));
         check(
             Method::GET,
             "/api/v1/training_runs/r/checkpoints/sw1/archive",

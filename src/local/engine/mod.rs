@@ -24,6 +24,7 @@
 //! remembered in `pages`, `prefix` finds those of prompts read before, `gemm` and `mapping` are the
 //! only places with `unsafe`.
 
+mod adjust;
 mod assemble;
 mod attention;
 mod batch;
@@ -60,6 +61,7 @@ mod sample;
 mod scratch;
 mod train;
 
+pub(crate) use adjust::Adjust;
 pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::Config;

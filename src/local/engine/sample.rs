@@ -1,5 +1,6 @@
 //! What can be asked of sampling, and what comes back.
 
+use super::adjust::Adjust;
 use super::config::Config;
 use crate::error::{Error, Result};
 
@@ -15,6 +16,8 @@ pub(crate) struct SampleRequest {
     pub(crate) top_k: Option<usize>,
     /// Only the likeliest tokens that together have this probability; 1 for all.
     pub(crate) top_p: f64,
+    /// What else is done to the logits.
+    pub(crate) adjust: Adjust,
     /// The same seed gives the same samples; `None` draws one.
     pub(crate) seed: Option<u64>,
     pub(crate) stop: Stop,
@@ -65,6 +68,7 @@ impl SampleRequest {
             temperature: 1.0,
             top_k: None,
             top_p: 1.0,
+            adjust: Adjust::default(),
             seed: None,
             stop: Stop::default(),
             tempered_logprobs: false,
@@ -113,6 +117,7 @@ impl SampleRequest {
             );
         }
         self.check_size(config.vocab)?;
+        self.adjust.check(config.vocab)?;
         if !self.temperature.is_finite() || self.temperature < 0.0 {
             return refuse(
                 "temperature",

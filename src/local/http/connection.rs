@@ -133,7 +133,7 @@ impl<A: App> Shared<A> {
         let (method, path) = (request.method.clone(), request.path.clone());
         let scheme = self.front.scheme();
         let (origin, reply) = match self.front.guard.check(&request, scheme) {
-            Err(refusal) => (None, self.refuse(refusal, body)),
+            Err(refusal) => (None, self.refuse(&path, refusal, body)),
             Ok(Some(origin)) if guard::is_preflight(&request) => {
                 (Some(origin), guard::preflight(&request))
             }
@@ -157,6 +157,7 @@ impl<A: App> Shared<A> {
 
     /// Asks who it is, then reads the body, then answers.
     async fn let_in(&self, mut request: Request, mut body: Incoming) -> Result<Reply, Dropped> {
+        let path = request.path.clone();
         let length = request
             .header(CONTENT_LENGTH.as_str())
             .and_then(|value| value.parse::<usize>().ok());
@@ -172,12 +173,12 @@ impl<A: App> Shared<A> {
         }
         match ticket {
             Ok(ticket) => self.app.clone().answer(ticket, request).await,
-            Err(refusal) => Ok(self.refuse(refusal, body)),
+            Err(refusal) => Ok(self.refuse(&path, refusal, body)),
         }
     }
 
-    fn refuse(&self, refusal: Refusal, body: Incoming) -> Reply {
+    fn refuse(&self, path: &str, refusal: Refusal, body: Incoming) -> Reply {
         tokio::spawn(drain(body, self.front.limits.body_patience));
-        refusal.into()
+        self.app.refuse(path, refusal)
     }
 }

@@ -67,6 +67,11 @@ pub(super) trait App: Send + Sync + 'static {
         request: Request,
     ) -> impl Future<Output = Result<Reply, Dropped>> + Send;
 
+    /// How a refusal looks to whoever asked for this path.
+    fn refuse(&self, _path: &str, refusal: Refusal) -> Reply {
+        refusal.into()
+    }
+
     /// Hears of a request that was answered, well or badly.
     fn done(&self, exchange: &Exchange<'_>);
 

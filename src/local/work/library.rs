@@ -36,6 +36,9 @@ pub(in crate::local) struct Offer {
     pub(in crate::local) vocabulary: Vocabulary,
     /// Where clients load the tokenizer from.
     pub(in crate::local) tokenizer: PathBuf,
+    /// What reads its answers, once somebody asked.
+    #[cfg(feature = "text")]
+    renderer: OnceLock<Option<crate::text::Renderer>>,
     /// Tells it from other models of the same name.
     pub(in crate::local) fingerprint: u64,
     files: Files,
@@ -101,6 +104,8 @@ impl Library {
             config: base.config().clone(),
             vocabulary,
             tokenizer,
+            #[cfg(feature = "text")]
+            renderer: OnceLock::new(),
             fingerprint: base.fingerprint(),
             files,
             bytes,
@@ -209,6 +214,18 @@ impl Library {
 }
 
 impl Offer {
+    /// The renderer of the model's family, if that is known.
+    #[cfg(feature = "text")]
+    pub(in crate::local) fn renderer(&self) -> Option<&crate::text::Renderer> {
+        let find = || match &self.vocabulary {
+            Vocabulary::Bytes => None,
+            Vocabulary::Tokenizer(tokenizer) => {
+                crate::text::Renderer::for_model(&self.name, tokenizer).ok()
+            }
+        };
+        self.renderer.get_or_init(find).as_ref()
+    }
+
     /// Gives the memory back, unless somebody computes with it.
     fn let_go(&self) -> bool {
         let mut place = lock(&self.base);

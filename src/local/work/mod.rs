@@ -10,6 +10,7 @@ pub(super) mod jobs;
 pub(super) mod library;
 pub(super) mod samples;
 pub(super) mod saving;
+pub(super) mod text;
 pub(super) mod training;
 pub(super) mod vocabulary;
 
@@ -106,11 +107,14 @@ impl Workshop {
     }
 
     /// What a sampler's tokens stand for.
-    fn vocabulary(&self, sampler: &Sampler) -> &Vocabulary {
+    pub(super) fn vocabulary(&self, sampler: &Sampler) -> &Vocabulary {
+        &self.offer_of(sampler).vocabulary
+    }
+
+    /// The model a sampler is of.
+    pub(super) fn offer_of(&self, sampler: &Sampler) -> &Offer {
         let offer = self.library.offer(&sampler.base_model);
-        &offer
-            .expect("samplers are made of what is served")
-            .vocabulary
+        offer.expect("samplers are made of what is served")
     }
 
     /// Whose model it is.

@@ -273,6 +273,11 @@ impl Tokenizer {
             .map(|(text, _)| text)
     }
 
+    /// Whether the model has a chat template of its own.
+    pub fn has_chat_template(&self) -> bool {
+        self.inner.templates.has_default()
+    }
+
     /// A conversation as tokens: [`render_chat`](Self::render_chat), encoded.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod models;
 mod openai;
 mod paging;
 mod process;
+mod proxy;
 mod restart;
 mod sampling;
 mod smollm2;

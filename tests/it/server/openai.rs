@@ -1,10 +1,14 @@
 //! The OpenAI-compatible endpoints.
 
+use std::process::Command;
+
 use serde_json::{Value, json};
+use tinker::ModelInput;
 use tinker::local::LocalServer;
 
 use super::Caller;
 use crate::support::http::{self, Reply};
+use crate::support::{local, python};
 
 fn post(caller: &Caller, path: &str, body: Value) -> Reply {
     let path = format!("/oai/api/v1/{path}");
@@ -23,7 +27,7 @@ fn post(caller: &Caller, path: &str, body: Value) -> Reply {
 }
 
 /// The chunks of a stream, without the frame HTTP puts around them.
-fn events(reply: &Reply) -> Vec<Value> {
+pub(crate) fn events(reply: &Reply) -> Vec<Value> {
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     let lines: Vec<&str> = text
         .lines()
@@ -125,7 +129,7 @@ fn saved_weights_are_models_too_and_others_are_refused() {
         "completions",
         json!({"model": "other", "prompt": "x"}),
     );
-    assert_eq!(reply.status, 400);
+    assert_eq!(reply.status, 404);
     assert!(
         reply.json()["error"]["message"]
             .as_str()
@@ -175,4 +179,232 @@ fn a_folder_s_own_chat_template_lays_conversations_out() {
     );
     let image = json!([{"role": "user", "content": [{"type": "image_url"}]}]);
     refused(ask(json!(""), image), "\"image_url\" is not text");
+}
+
+#[test]
+fn models_are_found_in_both_places_and_errors_look_alike() {
+    let server = LocalServer::builder().api_key("right").start().unwrap();
+    let url = server.base_url();
+    let ask = |method: &str, path: &str, key: &str| {
+        http::request(&url, method, path, &[("x-api-key", key)], b"").unwrap()
+    };
+    for prefix in ["/v1", "/oai/api/v1"] {
+        let listed = ask("GET", &format!("{prefix}/models"), "right").json();
+        let id = listed["data"][0]["id"].as_str().unwrap();
+        for id in [id.to_owned(), id.replace('/', "%2F")] {
+            let one = ask("GET", &format!("{prefix}/models/{id}"), "right").json();
+            assert_eq!(one, listed["data"][0]);
+        }
+        for (method, path, key, status) in [
+            ("GET", "models/none", "right", 404),
+            ("GET", "models", "wrong", 401),
+            ("GET", "completions", "right", 405),
+            ("POST", "embeddings", "right", 404),
+            ("POST", "chat/completions", "right", 400),
+        ] {
+            let reply = ask(method, &format!("{prefix}/{path}"), key);
+            assert_eq!(reply.status, status, "{method} {path}");
+            let error = &reply.json()["error"];
+            assert!(
+                error["message"].is_string() && error["type"].is_string(),
+                "{error}"
+            );
+        }
+        let theirs = ask("POST", &format!("{prefix}/messages"), "wrong");
+        assert_eq!(theirs.json()["error"]["type"], "authentication_error");
+    }
+    let strange = [("host", "evil.example")];
+    let refused = http::request(&url, "GET", "/v1/models", &strange, b"").unwrap();
+    assert_eq!(
+        (refused.status, refused.json()["error"]["type"].as_str()),
+        (403, Some("permission_error"))
+    );
+}
+
+#[test]
+fn an_echoed_prompt_is_scored_as_the_service_scores_it() {
+    let server = LocalServer::start().unwrap();
+    let service = local::service(&server);
+    let caller = Caller::new(&server);
+    let text = "copy: tree -> tree";
+    let tokens: Vec<i32> = text.bytes().map(i32::from).collect();
+    let sampler = service
+        .create_sampling_client(local::base_model(&service))
+        .unwrap();
+    let expected = sampler
+        .compute_logprobs(ModelInput::from_ints(tokens.clone()))
+        .unwrap();
+    let expected: Vec<Option<f32>> = expected.iter().collect();
+    for prompt in [json!(text), json!(tokens), json!([tokens])] {
+        // As evaluations of likelihoods ask: the prompt back, one token more.
+        let body = json!({"model": caller.base_model(), "prompt": prompt, "echo": true,
+            "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1});
+        let choice = post(&caller, "completions", body).json()["choices"][0].clone();
+        assert!(
+            choice["text"].as_str().unwrap().starts_with(text),
+            "{choice}"
+        );
+        let scores = &choice["logprobs"];
+        let found: Vec<Option<f32>> =
+            serde_json::from_value(scores["token_logprobs"].clone()).unwrap();
+        assert_eq!(found.len(), tokens.len() + 1);
+        for (found, expected) in found.iter().zip(&expected) {
+            match (found, expected) {
+                (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-4),
+                (found, expected) => assert_eq!(found, expected),
+            }
+        }
+        let tops = scores["top_logprobs"].as_array().unwrap();
+        assert!(tops[0].is_null(), "nothing comes before the first token");
+        for (top, own) in tops.iter().zip(&found).skip(1) {
+            let best = top.as_object().unwrap().values().filter_map(Value::as_f64);
+            let best = best.fold(f64::MIN, f64::max);
+            assert!(best as f32 >= own.unwrap(), "{top}");
+        }
+        assert_eq!(scores["text_offset"][3], 3);
+        let none = json!({"model": caller.base_model(), "prompt": prompt, "echo": true,
+            "logprobs": 0, "max_tokens": 0});
+        let choice = post(&caller, "completions", none).json()["choices"][0].clone();
+        assert_eq!(choice["text"], text);
+        assert_eq!(
+            choice["logprobs"]["tokens"].as_array().unwrap().len(),
+            tokens.len()
+        );
+    }
+}
+
+#[test]
+fn scores_are_the_same_streamed_and_whole() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let mut body = json!({"model": caller.base_model(), "max_tokens": 6, "temperature": 0,
+        "logprobs": true, "top_logprobs": 3, "messages": [{"role": "user", "content": "spell cat"}]});
+    let whole = post(&caller, "chat/completions", body.clone()).json();
+    body["stream"] = json!(true);
+    let events = events(&post(&caller, "chat/completions", body));
+    let first = &events[0]["choices"][0]["delta"];
+    assert_eq!(
+        *first,
+        json!({"role": "assistant", "content": ""}),
+        "who speaks, and nothing else"
+    );
+    let pieces = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array());
+    let pieces: Vec<Value> = pieces.flatten().cloned().collect();
+    assert_eq!(json!(pieces), whole["choices"][0]["logprobs"]["content"]);
+    assert_eq!(pieces[0]["top_logprobs"].as_array().unwrap().len(), 3);
+    assert_eq!(
+        pieces[0]["top_logprobs"][0]["logprob"], pieces[0]["logprob"],
+        "the likeliest was drawn"
+    );
+}
+
+#[test]
+fn settings_change_what_is_drawn() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let draw = |extra: Value| {
+        let mut body = json!({"model": caller.base_model(), "prompt": "copy: tree ->", "seed": 5,
+            "max_tokens": 12});
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let reply = post(&caller, "completions", body);
+        assert_eq!(
+            reply.status,
+            200,
+            "{extra}: {}",
+            String::from_utf8_lossy(&reply.body)
+        );
+        reply.json()["choices"][0]["text"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(draw(json!({"logit_bias": {"97": 100}})), "a".repeat(12));
+    let greedy = draw(json!({"temperature": 0}));
+    assert_eq!(draw(json!({"min_p": 1.0})), greedy);
+    assert_eq!(draw(json!({"top_k": 1})), greedy);
+    let letters = draw(
+        json!({"logit_bias": {"97": 50, "98": 49.5}, "temperature": 0,
+        "frequency_penalty": 2}),
+    );
+    assert!(letters.contains('a') && letters.contains('b'), "{letters}");
+    let once =
+        draw(json!({"logit_bias": {"97": 50, "98": 49}, "temperature": 0, "presence_penalty": 2}));
+    assert!(once.starts_with("ab"), "{once}");
+    draw(json!({"repetition_penalty": 1.3}));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name_and_a_full_server_says_so() {
+    let server = LocalServer::builder()
+        .max_pending_samples(0)
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let chat = |extra: Value| {
+        let mut body = json!({"model": caller.base_model(), "max_tokens": 2,
+            "messages": [{"role": "user", "content": "x"}]});
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        post(&caller, "chat/completions", body)
+    };
+    for (field, value) in [
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {}}),
+        ),
+        ("tools", json!([{"type": "function"}])),
+        ("tool_choice", json!("required")),
+        ("frequency_penalty", json!(9)),
+        ("logit_bias", json!({"999999": 1})),
+        ("modalities", json!(["audio"])),
+        ("n", json!(1_000_000_000)),
+        ("max_tokens", json!(4_000_000_000u64)),
+    ] {
+        let reply = chat(json!({ field: value }));
+        let error = reply.json()["error"].clone();
+        assert_eq!(
+            (reply.status, &error["param"]),
+            (400, &json!(field)),
+            "{error}"
+        );
+    }
+    for stream in [true, false] {
+        let full = chat(json!({ "stream": stream }));
+        assert_eq!(full.status, 429);
+        assert_eq!(full.json()["error"]["type"], "rate_limit_error");
+        assert_eq!(full.header("retry-after"), Some("1"));
+    }
+}
+
+/// What OpenAI's, Anthropic's and LiteLLM's own packages make of an endpoint.
+pub(crate) fn check_with_python(base_url: &str, model: &str) {
+    let packages = ["openai==2.54.0", "anthropic==2.8.0", "litellm==1.106.2"];
+    let Some(python) = python::environment("openai-clients-1", &packages) else {
+        return;
+    };
+    let output = Command::new(python)
+        .arg("tests/it/server/openai_clients.py")
+        .args([base_url, model])
+        .env("NO_PROXY", "127.0.0.1,localhost")
+        .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).ends_with("all is well\n"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn openai_s_and_anthropic_s_packages_are_served() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    check_with_python(&server.base_url(), caller.base_model().as_str().unwrap());
 }

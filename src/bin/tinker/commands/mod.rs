@@ -13,6 +13,8 @@ pub(crate) mod doctor;
 pub(crate) mod help;
 pub(crate) mod model;
 pub(crate) mod prompts;
+#[cfg(feature = "local")]
+pub(crate) mod proxy;
 pub(crate) mod records;
 pub(crate) mod run;
 pub(crate) mod runs;

@@ -211,7 +211,7 @@ fn keys(file: &std::path::Path) -> anyhow::Result<Vec<(String, String)>> {
 }
 
 /// Written whole or not at all: the file's existence says that the server is ready.
-fn write_port(file: &std::path::Path, port: u16) -> anyhow::Result<()> {
+pub(super) fn write_port(file: &std::path::Path, port: u16) -> anyhow::Result<()> {
     let partial = file.with_extension("partial");
     std::fs::write(&partial, format!("{port}\n"))
         .and_then(|()| std::fs::rename(&partial, file))

@@ -175,21 +175,30 @@ impl Growing<'_> {
             listener,
             ..
         } = &*self.job;
-        let token = picker.pick(logits, &mut self.rng, candidates);
+        let sequence = &mut self.sequence;
+        let token = match request.adjust.is_idle() {
+            true => picker.pick(logits, &mut self.rng, candidates),
+            false => {
+                let (before, so_far) = (&request.prompt, &sequence.tokens);
+                let adjusted = request
+                    .adjust
+                    .apply(logits, before, so_far, request.temperature);
+                picker.pick(&adjusted, &mut self.rng, candidates)
+            }
+        };
         let tempered = request.tempering().map(|scale| {
             let scaled = logits.iter().map(|logit| logit * scale);
             scaled.collect::<Vec<f32>>()
         });
         let logits = tempered.as_deref().unwrap_or(logits);
         let total = log_sum_exp(logits);
-        let sequence = &mut self.sequence;
         sequence.tokens.push(token);
         sequence.logprobs.push(logits[token as usize] - total);
         if request.topk_sample_logprobs > 0 {
             let top = top(logits, total, request.topk_sample_logprobs);
             sequence.topk.push(top);
         }
-        listener.token(self.number, token);
+        listener.token(self.number, sequence);
         if request.stop.tokens.contains(&token) || self.job.stop_string_ends(&sequence.tokens) {
             sequence.stop_reason = StopReason::Stop;
             self.done = true;

@@ -24,7 +24,7 @@ use super::pages::{PAGE, Pool, Precision};
 use super::pick::Candidates;
 use super::prefix::Prefixes;
 use super::prompt::{PIECE, Reading};
-use super::sample::{SampleOutput, SampleRequest};
+use super::sample::{SampleOutput, SampleRequest, SampledSequence};
 use super::scratch::Scratch;
 use crate::error::Result;
 use job::{Age, Growing, Job};
@@ -48,8 +48,8 @@ pub(crate) trait Listener: Send + Sync {
     /// The bytes of some tokens' text, in which stop strings are looked for.
     fn decode(&self, tokens: &[u32]) -> Vec<u8>;
 
-    /// A sample, by its number, has one more token.
-    fn token(&self, _sample: usize, _token: u32) {}
+    /// A sample, by its number, has one more token: the last one of what it has so far.
+    fn token(&self, _sample: usize, _so_far: &SampledSequence) {}
 
     /// Whether nobody waits any more; what was sampled so far is the result then.
     fn is_cancelled(&self) -> bool {

@@ -68,7 +68,8 @@ impl<T: std::ops::Deref<Target = Ear> + Send + Sync> Listener for T {
         builtin::decode(tokens)
     }
 
-    fn token(&self, _: usize, token: u32) {
+    fn token(&self, _: usize, so_far: &SampledSequence) {
+        let token = *so_far.tokens.last().unwrap();
         self.heard.lock().unwrap().push(token);
     }
 

@@ -1,0 +1,52 @@
+//! What an endpoint needs of a model: the embedded engine and a server elsewhere both have it.
+
+use std::sync::Arc;
+
+use super::errors::Fault;
+use crate::local::engine::SampleRequest;
+use crate::local::work::generate::Hearer;
+use crate::local::work::vocabulary::Vocabulary;
+
+/// The models there are for whoever asks.
+pub(in crate::local) trait Backend: Send + Sync + 'static {
+    type Voice: Voice;
+
+    /// All of them. May take long.
+    fn models(&self) -> Result<Vec<Card>, Fault>;
+
+    /// One of them, ready to be asked. May take long.
+    fn open(&self, model: &str) -> Result<Arc<Self::Voice>, Fault>;
+}
+
+/// A model as it is listed.
+#[derive(Debug)]
+pub(in crate::local) struct Card {
+    pub(in crate::local) id: String,
+    /// Seconds since 1970.
+    pub(in crate::local) created: i64,
+}
+
+/// A model that can be asked.
+pub(in crate::local) trait Voice: Send + Sync + 'static {
+    fn vocabulary(&self) -> &Vocabulary;
+
+    /// What reads its answers, if its family is known.
+    #[cfg(feature = "text")]
+    fn renderer(&self) -> Option<&crate::text::Renderer>;
+
+    /// Tokens that end a text.
+    fn ends(&self) -> Vec<u32>;
+
+    /// How many tokens prompt and answer may have together, if that is known.
+    fn positions(&self) -> Option<usize>;
+
+    /// Refuses what cannot be sampled, before anything is made of its numbers.
+    fn check(&self, request: &SampleRequest) -> Result<(), Fault>;
+
+    /// Samples; the requests were checked. Refused if there are too many already.
+    fn sample(
+        self: Arc<Self>,
+        requests: Vec<SampleRequest>,
+        hearer: Arc<dyn Hearer>,
+    ) -> Result<(), Fault>;
+}
