@@ -131,8 +131,16 @@ impl Listing {
 
     pub(crate) fn rows(&mut self, out: &mut Out, rows: &[Vec<String>]) -> anyhow::Result<()> {
         let mut text = String::new();
-        if self.widths.is_none() {
-            self.head(&mut text, rows);
+        match &mut self.widths {
+            None => self.head(&mut text, rows),
+            // Where no width is given a row keeps its line, wider than the rows before if need be.
+            Some(widths) if terminal::width().is_none() => {
+                let wanted = fit(&self.columns, rows, None);
+                for (width, wanted) in widths.iter_mut().zip(wanted) {
+                    *width = wanted.max(*width);
+                }
+            }
+            Some(_) => {}
         }
         let widths = self.widths.as_deref().unwrap_or_default();
         for row in rows {

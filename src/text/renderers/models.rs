@@ -45,10 +45,51 @@ impl ModelAttributes {
             })
     }
 
+    /// A model that a renderer is made for, whose tokenizer it works with; none for `role_colon`,
+    /// which works with any, and for renderers of models that are not in the table.
+    ///
+    /// ```
+    /// use tinker::text::renderers::ModelAttributes;
+    ///
+    /// let model = ModelAttributes::for_renderer("gpt_oss_high_reasoning").unwrap();
+    /// assert_eq!(model.name, "openai/gpt-oss-20b");
+    /// ```
+    pub fn for_renderer(renderer: &str) -> Option<Self> {
+        let of = |same: &dyn Fn(&str) -> bool| {
+            let chats = TABLE.iter().filter(|model| model.is_chat);
+            chats
+                .copied()
+                .find(|model| model.recommended_renderers.iter().any(|name| same(name)))
+        };
+        let kind = without_mode(renderer);
+        of(&|name| name == renderer).or_else(|| of(&|name| without_mode(name) == kind))
+    }
+
     /// Who made it, as in `Qwen`.
     pub fn organization(&self) -> &'static str {
         self.name.split('/').next().unwrap_or_default()
     }
+}
+
+/// A renderer's name without what it says about thinking, which is no matter of tokens.
+fn without_mode(renderer: &str) -> &str {
+    let modes = [
+        "_disable_thinking",
+        "_preserve_thinking",
+        "_low_thinking",
+        "_medium_thinking",
+        "_thinking",
+        "_low_reasoning",
+        "_medium_reasoning",
+        "_xhigh_reasoning",
+        "_high_reasoning",
+        "_max_reasoning",
+        "_no_sysprompt",
+        "_instruct",
+        "_flash",
+    ];
+    let mut found = modes.iter().filter_map(|mode| renderer.strip_suffix(mode));
+    found.next().unwrap_or(renderer)
 }
 
 const LLAMA3: &[&str] = &["llama3"];
@@ -250,3 +291,55 @@ pub(super) const TABLE: &[ModelAttributes] = &[
         TML_V0,
     )),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renderers_lead_to_models_of_their_own_tokenizer() {
+        #[track_caller]
+        fn check(renderer: &str, expected: Option<&str>) {
+            let found = ModelAttributes::for_renderer(renderer).map(|model| model.name);
+            assert_eq!(found, expected, "{renderer}");
+        }
+        check("llama3", Some("meta-llama/Llama-3.1-8B-Instruct"));
+        check("qwen3", Some("Qwen/Qwen3-8B"));
+        check("qwen3_preserve_thinking", Some("Qwen/Qwen3-8B"));
+        check("qwen3_instruct", Some("Qwen/Qwen3-4B-Instruct-2507"));
+        check("qwen3_vl", Some("Qwen/Qwen3-VL-30B-A3B-Instruct"));
+        check("qwen3_5_disable_thinking", Some("Qwen/Qwen3.5-4B"));
+        check("qwen3_8_low_reasoning", Some("Qwen/Qwen3.8-27B"));
+        check(
+            "deepseekv3_disable_thinking",
+            Some("deepseek-ai/DeepSeek-V3.1"),
+        );
+        check(
+            "deepseekv4_1_max_reasoning",
+            Some("deepseek-ai/DeepSeek-V4.1-Flash"),
+        );
+        check("gpt_oss_high_reasoning", Some("openai/gpt-oss-20b"));
+        check(
+            "kimi_k2_preserve_thinking",
+            Some("moonshotai/Kimi-K2-Thinking"),
+        );
+        check("kimi_k25", Some("moonshotai/Kimi-K2.5"));
+        check("kimi_k26_preserve_thinking", Some("moonshotai/Kimi-K2.6"));
+        check("glm5_3_flash", Some("zai-org/GLM-5.3"));
+        check(
+            "nemotron3_low_thinking",
+            Some("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        );
+        check(
+            "nemotron3_ultra",
+            Some("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16"),
+        );
+        check("tml_v0", Some("thinkingmachines/Inkling"));
+        // Any tokenizer will do, or that of a model nobody serves.
+        check("role_colon", None);
+        check("deepseekv4", None);
+        check("deepseek_r1", None);
+        check("glm5_2", None);
+        check("nonsense", None);
+    }
+}

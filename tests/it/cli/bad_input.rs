@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::json;
 use tinker::local::LocalServer;
 
-use super::Desk;
+use super::{Desk, Said};
 use crate::support::scripted::{Reply, Server};
 
 /// Runs a command that must fail with this code and say both of these in two lines.
@@ -104,7 +104,22 @@ fn wrong_words_are_usage_errors() {
     );
 }
 
+/// Runs the command as the arguments of a shell's script; `None` if what it needs is not installed.
+#[allow(clippy::print_stderr, reason = "says why a test was skipped")]
+fn wrapped(desk: &Desk, script: &str, args: &[&str]) -> Option<Said> {
+    let output = desk.shell(script, args).output().expect("there is a shell");
+    if output.status.code() == Some(127) {
+        eprintln!(
+            "skipped: {script}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        return None;
+    }
+    Some(output.into())
+}
+
 #[test]
+#[allow(clippy::print_stderr, reason = "says why a part was skipped")]
 fn files_that_cannot_be_written_are_named() {
     let server = Server::start();
     let url = server.url();
@@ -123,15 +138,62 @@ fn files_that_cannot_be_written_are_named() {
     fs::create_dir(&locked).unwrap();
     let path = "tinker://R/external_weights/a";
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
-    // The superuser may write anywhere, and there the command simply works.
-    if fs::write(locked.join("probe"), "").is_err() {
-        let said = desk.run(&["checkpoint", "download", path, "-o", "locked"]);
+    let args = ["checkpoint", "download", path, "-o", "locked"];
+    // The superuser may write anywhere, until that right is taken away.
+    let root = fs::write(locked.join("probe"), "").is_ok();
+    let said = match root {
+        false => Some(desk.run(&args)),
+        true => wrapped(&desk, "exec setpriv --bounding-set=-all \"$@\"", &args),
+    };
+    if let Some(said) = said {
         let text = said.failed(1);
         assert!(
             text.contains("locked") && text.contains("ermission denied"),
             "{text}"
         );
     }
+    let _ = fs::remove_file(locked.join("probe"));
+    // No file may have more than 32 KiB: the limit is met in the middle of the download.
+    let said = wrapped(
+        &desk,
+        "trap '' XFSZ; ulimit -f 64; exec \"$@\"",
+        &[&args[..4], &["small"]].concat(),
+    );
+    let text = said.unwrap().failed(1);
+    assert!(
+        text.contains("a.bin") && text.contains("too large"),
+        "{text}"
+    );
+    // A file system of 64 KiB, where one may be made.
+    fs::create_dir(desk.path().join("full")).unwrap();
+    let mount = "mount -t tmpfs -o size=64k none full 2>/dev/null || exit 77; exec \"$@\"";
+    let mount = format!("exec unshare -rm sh -c '{mount}' sh \"$@\"");
+    let said = wrapped(&desk, &mount, &[&args[..4], &["full"]].concat());
+    match said.filter(|said| said.stderr.contains("Error: ")) {
+        Some(said) => {
+            let text = said.failed(1);
+            assert!(
+                text.contains("a.bin") && text.contains("No space left"),
+                "{text}"
+            );
+        }
+        None => eprintln!("skipped: no small file system can be mounted here"),
+    }
+    // What is there so far is hidden, and the next attempt goes on with it.
+    let names = || {
+        let left = fs::read_dir(desk.path().join("small")).unwrap();
+        let names = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    assert!(
+        names().iter().all(|name| name.starts_with('.')),
+        "{:?}",
+        names()
+    );
+    desk.run(&[&args[..4], &["small"]].concat()).ok();
+    assert_eq!(names(), ["R_external_weights_a"]);
+    let whole = desk.path().join("small/R_external_weights_a/a.bin");
+    assert_eq!(fs::metadata(whole).unwrap().len(), 100_000);
     // A full disk, as far as this process is concerned.
     let out = fs::OpenOptions::new()
         .write(true)

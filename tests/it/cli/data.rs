@@ -211,3 +211,105 @@ fn files_are_viewed_and_checked() {
     ]);
     assert!(unknown.failed(1).contains("role_colon"));
 }
+
+/// The tokenizer of a model, where the Hugging Face tools keep it.
+fn cache(desk: &Desk, model: &str, tokenizer: &str) {
+    let parts: Value = serde_json::from_str(&unzipped(&format!("{tokenizer}.json.gz"))).unwrap();
+    let home = desk.path().join("home/.cache/huggingface/hub");
+    let home = home.join(format!("models--{}", model.replace('/', "--")));
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let folder = home.join("snapshots").join(commit);
+    fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(home.join("refs")).unwrap();
+    fs::write(home.join("refs/main"), commit).unwrap();
+    fs::write(
+        folder.join("tokenizer.json"),
+        parts["tokenizer"].to_string(),
+    )
+    .unwrap();
+    fs::write(
+        folder.join("tokenizer_config.json"),
+        parts["config"].to_string(),
+    )
+    .unwrap();
+}
+
+#[test]
+fn without_a_tokenizer_each_family_finds_its_own() {
+    for (renderer, model, tokenizer) in [
+        ("qwen3", "Qwen/Qwen3-8B", "Qwen3Tokenizer"),
+        (
+            "qwen3_instruct",
+            "Qwen/Qwen3-4B-Instruct-2507",
+            "Qwen3Tokenizer",
+        ),
+        ("qwen3_5", "Qwen/Qwen3.5-4B", "Qwen35Tokenizer"),
+        (
+            "qwen3_8_xhigh_reasoning",
+            "Qwen/Qwen3.8-27B",
+            "Qwen35Tokenizer",
+        ),
+        (
+            "nemotron3_ultra",
+            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+            "Nemotron3Tokenizer",
+        ),
+        (
+            "deepseekv3",
+            "deepseek-ai/DeepSeek-V3.1",
+            "DeepSeekV31Tokenizer",
+        ),
+        (
+            "deepseekv4_1",
+            "deepseek-ai/DeepSeek-V4.1-Flash",
+            "DeepSeekV41Tokenizer",
+        ),
+        (
+            "gpt_oss_medium_reasoning",
+            "openai/gpt-oss-20b",
+            "HarmonyTokenizer",
+        ),
+        ("glm5_3_max_reasoning", "zai-org/GLM-5.3", "GlmTokenizer"),
+        (
+            "nemotron3",
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            "Nemotron3Tokenizer",
+        ),
+    ] {
+        let (desk, rows, all) = scene(renderer);
+        let all = all.get("conversations").unwrap_or(&all);
+        let prompts = plain(&rows, all, "prompt");
+        assert!(!prompts.is_empty(), "{renderer}");
+        cache(&desk, model, tokenizer);
+        let lines: Vec<String> = prompts.iter().map(|(_, case)| case.to_string()).collect();
+        fs::write(desk.path().join("in.jsonl"), lines.join("\n")).unwrap();
+        let args = [
+            "data",
+            "render",
+            "--renderer",
+            renderer,
+            "--prompt",
+            "--date",
+            "2026-01-02",
+            "in.jsonl",
+        ];
+        let text = desk.run(&args).ok();
+        let mut same = 0;
+        for ((row, _), line) in prompts.iter().zip(text.lines()) {
+            let found: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(found["ids"], row["ids"], "{renderer} {}", row["case"]);
+            same += 1;
+        }
+        assert_eq!(same, prompts.len(), "{renderer}");
+    }
+    // No table knows these.
+    for renderer in ["role_colon", "deepseek_r1"] {
+        let said = Desk::bare()
+            .run(&["data", "render", "--renderer", renderer, "x"])
+            .failed(2);
+        assert!(
+            said.contains(&format!("--tokenizer is needed with --renderer {renderer}")),
+            "{said}"
+        );
+    }
+}

@@ -8,6 +8,7 @@ use tinker::local::LocalServer;
 
 use super::Desk;
 use crate::support::local;
+use crate::support::scripted::{Gate, Reply, Server};
 
 /// A server with a run that has a checkpoint of each kind.
 struct Scene {
@@ -279,13 +280,12 @@ fn whoami_reads_the_token() {
     assert!(desk.run(&["auth", "whoami"]).ok().contains("Organization"));
 }
 
-#[test]
-fn a_list_of_ten_thousand_runs_comes_page_by_page() {
-    use crate::support::scripted::{Reply, Server};
-
+/// A server with this many runs. Its last page waits at the gate, if there is one.
+fn crowd(total: usize, gate: Option<&Gate>) -> Server {
     let server = Server::start();
     server.always("POST", "client/config", Reply::json(&json!({})));
-    server.on("GET", "training_runs", |request| {
+    let gate = gate.cloned();
+    server.on("GET", "training_runs", move |request| {
         let number = |name: &str| {
             let field = request
                 .query
@@ -298,10 +298,65 @@ fn a_list_of_ten_thousand_runs_comes_page_by_page() {
             json!({"training_run_id": format!("run-{index}"), "base_model": "m", "model_owner": "o",
                 "is_lora": true, "last_request_time": "2026-01-02T03:04:05Z"})
         };
-        let runs: Vec<Value> = (offset..(offset + limit).min(10_000)).map(run).collect();
-        let cursor = json!({"offset": offset, "limit": limit, "total_count": 10_000});
-        Reply::json(&json!({"training_runs": runs, "cursor": cursor}))
+        let runs: Vec<Value> = (offset..(offset + limit).min(total)).map(run).collect();
+        let cursor = json!({"offset": offset, "limit": limit, "total_count": total});
+        let reply = Reply::json(&json!({"training_runs": runs, "cursor": cursor}));
+        match &gate {
+            Some(gate) if offset + limit >= total => reply.after(gate),
+            _ => reply,
+        }
     });
+    server
+}
+
+/// What the command has held in memory at most, in KiB, when it asks for the last of so many runs.
+#[cfg(target_os = "linux")]
+fn peak_of_listing(total: usize, format: &str) -> u64 {
+    let gate = Gate::new();
+    let server = crowd(total, Some(&gate));
+    let desk = Desk::at(&server.url());
+    let mut child = desk
+        .command(&["-f", format, "run", "list", "--limit", "0"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut printed = child.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut printed, &mut text).map(|_| text)
+    });
+    gate.wait_for(1);
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    gate.open();
+    assert!(child.wait().unwrap().success());
+    let text = reader.join().unwrap().unwrap();
+    assert!(text.contains(&format!("run-{}", total - 1)));
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    peak.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_list_takes_as_much_memory_for_ten_thousand_runs_as_for_one() {
+    for format in ["json", "table"] {
+        let (few, many) = (
+            peak_of_listing(1_000, format),
+            peak_of_listing(10_000, format),
+        );
+        // Ten thousand runs are megabytes of JSON; a page is a hundredth of that.
+        assert!(
+            many < few + 2_048,
+            "{format}: {few} KiB for 1,000 runs, {many} KiB for 10,000"
+        );
+    }
+}
+
+#[test]
+fn a_list_of_ten_thousand_runs_comes_page_by_page() {
+    let server = crowd(10_000, None);
     let desk = Desk::at(&server.url());
     let all = desk
         .run(&["-f", "json", "run", "list", "--limit", "0"])

@@ -88,6 +88,20 @@ impl Desk {
         command
     }
 
+    /// The command as the arguments of a shell's script.
+    #[cfg(unix)]
+    pub(crate) fn shell(&self, script: &str, args: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, "sh", env!("CARGO_BIN_EXE_tinker")])
+            .args(args)
+            .env_clear()
+            .envs(self.env.iter().cloned())
+            .current_dir(self.path())
+            .stdin(Stdio::null());
+        command
+    }
+
     pub(crate) fn run(&self, args: &[impl AsRef<OsStr>]) -> Said {
         self.command(args)
             .output()

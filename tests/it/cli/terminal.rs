@@ -12,6 +12,7 @@ use serde_json::json;
 use tinker::local::LocalServer;
 
 use super::Desk;
+use crate::support::fake::Fake;
 use crate::support::scripted::{Gate, Reply, Server};
 
 /// A command on a terminal of its own.
@@ -215,6 +216,96 @@ fn a_conversation_is_held() {
         json!({"role": "user", "content": "Hi"})
     );
     assert_eq!(saved["messages"][1]["role"], "assistant");
+}
+
+#[test]
+fn an_answer_is_drawn_as_it_arrives() {
+    let fake = Fake::start();
+    let piece = |delta: serde_json::Value| {
+        let chunk = json!({"choices": [{"index": 0, "delta": delta}]});
+        format!("data: {chunk}\n\n")
+    };
+    let first = piece(json!({"role": "assistant", "content": ""}))
+        + &piece(json!({"content": "the first half"}));
+    let whole = format!(
+        "{first}{}{}data: [DONE]\n\n",
+        piece(json!({"content": ", the other"})),
+        piece(json!({}))
+    );
+    let gate = Gate::new();
+    let reply = Reply::bytes("text/event-stream", whole.clone());
+    let half = reply.wire_len() - (whole.len() - first.len());
+    let route = "/oai/api/v1/chat/completions";
+    fake.server
+        .always("POST", route, reply.stall_at(half, &gate));
+    let desk = Desk::at(&fake.server.url());
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/text/tiny");
+    let mut screen = Screen::start(
+        &desk,
+        &["chat", "a/model", "--tokenizer", tiny, "--top-k", "7"],
+        80,
+    );
+    screen.wait_for("> ");
+    screen.type_in("tell me\n");
+    // The rest is not sent before the beginning has been drawn.
+    screen.wait_for("the first half");
+    gate.open();
+    screen.wait_for("the first half, the other");
+    let asked = fake
+        .server
+        .requests()
+        .into_iter()
+        .find(|request| request.path == route);
+    let asked = asked.unwrap().json();
+    assert_eq!(
+        (&asked["stream"], &asked["top_k"]),
+        (&json!(true), &json!(7)),
+        "{asked}"
+    );
+    screen.type_in("/quit\n");
+    assert_eq!(screen.end().1, Some(0));
+}
+
+#[test]
+fn several_answers_and_several_models_are_told_apart() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let model = "tinker-local/tiny";
+    let args = ["chat", model, "--max-tokens", "3"];
+    let mut screen = Screen::start(&desk, &args, 80);
+    screen.wait_for("> ");
+    for (line, answers) in [
+        ("/n 0", &["from 1"][..]),
+        ("/n 3", &["3 answer(s) to each message"]),
+        (
+            "Hi",
+            &[
+                "--- tinker-local/tiny 1",
+                "--- tinker-local/tiny 2",
+                "--- tinker-local/tiny 3",
+            ],
+        ),
+        ("/n 1", &["1 answer(s) to each message"]),
+        ("/compare no/such", &["no/such"]),
+        (
+            "/compare tinker-local/tiny",
+            &["tinker-local/tiny answers too"],
+        ),
+    ] {
+        screen.type_in(&format!("{line}\n"));
+        answers.iter().for_each(|answer| screen.wait_for(answer));
+    }
+    // Two models, an answer each: the fourth and fifth heading so far.
+    screen.type_in("Hello\n");
+    while screen.seen.matches("--- tinker-local/tiny 1").count() < 3 {
+        assert!(screen.read(), "{:?}", screen.seen);
+    }
+    screen.type_in("/compare\n");
+    screen.wait_for("answers alone");
+    screen.type_in("/quit\n");
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    assert_eq!(drawn.matches("--- tinker-local/tiny").count(), 5, "{drawn}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ import openai
 
 base, model = sys.argv[1:3]
 client = openai.OpenAI(base_url=base + "/v1", api_key="tml-x", max_retries=0)
-talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "spell cat"}]
+talk = [{"role": "user", "content": "spell cat"}]
 
 
 def refused(kind, call):
@@ -56,7 +56,7 @@ assert error.param == "response_format" and error.code == "unsupported_parameter
 refused(openai.NotFoundError, lambda: client.chat.completions.create(model="no/such", messages=talk))
 
 theirs = anthropic.Anthropic(base_url=base, api_key="tml-x", max_retries=0)
-asked = dict(model=model, max_tokens=8, temperature=0, system="Be brief.",
+asked = dict(model=model, max_tokens=8, temperature=0,
              messages=[{"role": "user", "content": [{"type": "text", "text": "spell cat"}]}])
 answer = theirs.messages.create(**asked)
 assert answer.content[0].text == message.content and answer.usage.input_tokens > 0, answer
@@ -66,6 +66,8 @@ with theirs.messages.stream(**asked) as stream:
     assert stream.get_final_message().stop_reason == answer.stop_reason
 stopped = theirs.messages.create(**asked, stop_sequences=[message.content[1]])
 assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", message.content[1]), stopped
+told = theirs.messages.create(**asked, system=[{"type": "text", "text": "Be brief."}])
+assert told.usage.input_tokens > answer.usage.input_tokens, told
 refused(anthropic.NotFoundError, lambda: theirs.messages.create(**{**asked, "model": "no/such"}))
 refused(anthropic.BadRequestError, lambda: theirs.messages.create(
     **asked, tool_choice={"type": "any"}, tools=[]))

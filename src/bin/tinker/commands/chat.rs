@@ -127,15 +127,24 @@ impl Talk {
             "help" | "?" => eprintln!("{HELP}"),
             "system" => self.system = Some(rest.to_owned()).filter(|text| !text.is_empty()),
             "set" => return self.set(rest),
-            "n" => self.count = rest.parse().context("/n takes a number")?,
+            "n" => {
+                let count: u32 = rest.parse().context("/n takes a number")?;
+                anyhow::ensure!(count > 0, "/n takes a number from 1");
+                self.count = count;
+                eprintln!("{count} answer(s) to each message");
+            }
             "probs" => {
                 self.probs = !self.probs;
                 eprintln!("probabilities {}", if self.probs { "on" } else { "off" });
             }
-            "compare" if rest.is_empty() => self.other = None,
+            "compare" if rest.is_empty() => {
+                self.other = None;
+                eprintln!("{} answers alone", self.model);
+            }
             "compare" => {
                 let voice = Voice::open(&self.service, rest, self.tokenizer.as_deref())?;
                 self.other = Some((rest.to_owned(), voice));
+                eprintln!("{rest} answers too");
             }
             "undo" => drop(self.turns.pop()),
             "reset" => self.turns.clear(),
@@ -227,16 +236,17 @@ impl Talk {
         let params = &self.params;
         let mut body = json!({"model": self.model, "messages": messages, "stream": true,
             "max_tokens": params.max_tokens, "temperature": params.temperature});
-        for (name, value) in [("top_p", json!(params.top_p)), ("seed", json!(params.seed))] {
+        for (name, value) in [
+            ("top_p", json!(params.top_p)),
+            ("top_k", json!(params.top_k)),
+            ("seed", json!(params.seed)),
+        ] {
             if !value.is_null() {
                 body[name] = value;
             }
         }
         if !params.stop.is_empty() {
             body["stop"] = json!(params.stop);
-        }
-        if params.top_k.is_some() {
-            return Ok(None);
         }
         let call = RawCall::post("oai/api/v1/chat/completions")
             .at_root()
@@ -260,7 +270,12 @@ impl Talk {
             if let Some(problem) = chunk["error"]["message"].as_str() {
                 bail!("the server broke off: {problem}");
             }
-            if let Some(piece) = chunk["choices"][0]["delta"]["content"].as_str() {
+            let delta = &chunk["choices"][0]["delta"];
+            if let Some(piece) = delta["reasoning_content"].as_str() {
+                // Thinking is shown, and is no part of the answer.
+                eprint!("{}", console::style(piece).dim().for_stderr());
+            }
+            if let Some(piece) = delta["content"].as_str() {
                 context.out.text(piece)?;
                 context.out.flush()?;
                 said.push_str(piece);

@@ -7,6 +7,7 @@ mod render;
 mod view;
 
 use clap::{Args, Subcommand};
+use tinker::text::renderers::ModelAttributes;
 use tinker::text::{Renderer, Tokenizer};
 
 use super::sampler::open_tokenizer;
@@ -57,21 +58,6 @@ pub(crate) struct Layout {
     pub(crate) date: Option<String>,
 }
 
-/// A model for each family of renderers, whose tokenizer does for all of the family.
-const MODELS: &[(&str, &str)] = &[
-    ("llama3", "meta-llama/Llama-3.1-8B-Instruct"),
-    ("qwen3_5", "Qwen/Qwen3.5-4B"),
-    ("qwen3_6", "Qwen/Qwen3.6-27B"),
-    ("qwen3_vl", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
-    ("qwen3", "Qwen/Qwen3-8B"),
-    ("deepseek", "deepseek-ai/DeepSeek-V3.1"),
-    ("gpt_oss", "openai/gpt-oss-20b"),
-    ("kimi_k25", "moonshotai/Kimi-K2.5"),
-    ("kimi", "moonshotai/Kimi-K2-Thinking"),
-    ("nemotron", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
-    ("glm", "zai-org/GLM-4.6"),
-];
-
 impl Layout {
     pub(crate) fn renderer(&self) -> anyhow::Result<Renderer> {
         let tokenizer = self.open_tokenizer()?;
@@ -96,8 +82,8 @@ impl Layout {
                 .advise(format!("Renderers: {}", Renderer::names().join(", ")))
                 .into());
         };
-        match MODELS.iter().find(|(family, _)| name.starts_with(family)) {
-            Some((_, model)) => open_tokenizer(model),
+        match ModelAttributes::for_renderer(name) {
+            Some(model) => open_tokenizer(model.name),
             None => {
                 Err(Failure::usage(format!("--tokenizer is needed with --renderer {name}")).into())
             }
