@@ -56,7 +56,7 @@ assert error.param == "response_format" and error.code == "unsupported_parameter
 refused(openai.NotFoundError, lambda: client.chat.completions.create(model="no/such", messages=talk))
 
 theirs = anthropic.Anthropic(base_url=base, api_key="tml-x", max_retries=0)
-asked = dict(model=model, max_tokens=8, temperature=0,
+asked = dict(model=model, max_tokens=8, extra_body={"temperature": 0},
              messages=[{"role": "user", "content": [{"type": "text", "text": "spell cat"}]}])
 answer = theirs.messages.create(**asked)
 assert answer.content[0].text == message.content and answer.usage.input_tokens > 0, answer
