@@ -64,7 +64,7 @@ mod train;
 pub(crate) use adjust::Adjust;
 pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
-pub(crate) use config::Config;
+pub(crate) use config::{Config, Usual};
 pub(crate) use folder::weight_files;
 pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;

@@ -182,6 +182,31 @@ fn a_folder_s_own_chat_template_lays_conversations_out() {
 }
 
 #[test]
+fn a_folder_says_how_to_sample_where_nobody_else_does() {
+    let data = tempfile::tempdir().unwrap();
+    drop(LocalServer::builder().data(data.path()).start().unwrap());
+    let folder = data.path().join("model");
+    let draw = |extra: Value| {
+        let named = format!("model={}", folder.display());
+        let server = LocalServer::builder()
+            .model(named.as_str())
+            .start()
+            .unwrap();
+        let mut body =
+            json!({"model": "model", "prompt": "copy: tree ->", "max_tokens": 12, "seed": 5});
+        for (name, value) in extra.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let reply = post(&Caller::new(&server), "completions", body).json();
+        reply["choices"][0]["text"].clone()
+    };
+    let greedy = draw(json!({"temperature": 0}));
+    std::fs::write(folder.join("generation_config.json"), r#"{"top_k": 1}"#).unwrap();
+    assert_eq!(draw(json!({})), greedy);
+    assert_ne!(draw(json!({"top_k": -1, "temperature": 3})), greedy);
+}
+
+#[test]
 fn models_are_found_in_both_places_and_errors_look_alike() {
     let server = LocalServer::builder().api_key("right").start().unwrap();
     let url = server.base_url();

@@ -6,7 +6,7 @@ use super::voice::Voice;
 use super::{Backend, Card, Fault, Style};
 use crate::local::api::sampling::new_sampler;
 use crate::local::api::{Answer, Call};
-use crate::local::engine::SampleRequest;
+use crate::local::engine::{SampleRequest, Usual};
 use crate::local::http::Refusal;
 use crate::local::state::samplers::Sampler;
 use crate::local::work::Workshop;
@@ -90,6 +90,10 @@ impl Voice for Local {
 
     fn ends(&self) -> Vec<u32> {
         self.work.offer_of(&self.sampler).config.eos.clone()
+    }
+
+    fn usual(&self) -> Usual {
+        self.work.offer_of(&self.sampler).config.usual
     }
 
     fn positions(&self) -> Option<usize> {

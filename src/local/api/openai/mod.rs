@@ -235,15 +235,17 @@ fn request(
     let room = voice
         .positions()
         .map_or(usize::MAX, |most| (most + 1).saturating_sub(used));
-    let usual = match style {
+    let tokens = wanted.max_tokens.unwrap_or(match style {
         Style::Completion => USUAL_TOKENS.min(room),
         _ => room,
-    };
-    let mut request = SampleRequest::new(asked.tokens.clone(), wanted.max_tokens.unwrap_or(usual));
+    });
+    let mut request = SampleRequest::new(asked.tokens.clone(), tokens);
     request.num_samples = wanted.n;
-    request.temperature = wanted.temperature;
-    request.top_p = wanted.top_p;
-    request.top_k = wanted.top_k;
+    let usual = voice.usual();
+    request.temperature = wanted.temperature.or(usual.temperature).unwrap_or(1.0);
+    request.top_p = wanted.top_p.or(usual.top_p).unwrap_or(1.0);
+    let k = wanted.top_k.or(usual.top_k).filter(|k| *k > 0);
+    request.top_k = k.and_then(|k| usize::try_from(k).ok());
     request.adjust = wanted.adjust.clone();
     request.seed = wanted.seed;
     request.stop = Stop {

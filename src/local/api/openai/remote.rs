@@ -10,7 +10,7 @@ use super::voice::Voice;
 use super::{Backend, Card, Fault};
 use crate::error::{Error, Result};
 use crate::local::engine::{
-    Adjust, SampleOutput, SampleRequest, SampledSequence, StopReason as Ending,
+    Adjust, SampleOutput, SampleRequest, SampledSequence, StopReason as Ending, Usual,
 };
 use crate::local::http::Refusal;
 use crate::local::work::generate::Hearer;
@@ -90,6 +90,10 @@ impl Voice for Distant {
     fn ends(&self) -> Vec<u32> {
         let end = self.model.tokenizer.eos_id();
         end.into_iter().map(i32::cast_unsigned).collect()
+    }
+
+    fn usual(&self) -> Usual {
+        Usual::default()
     }
 
     fn positions(&self) -> Option<usize> {

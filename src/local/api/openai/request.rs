@@ -29,9 +29,10 @@ pub(super) struct Wanted {
     pub(super) input: Input,
     pub(super) max_tokens: Option<usize>,
     pub(super) n: usize,
-    pub(super) temperature: f64,
-    pub(super) top_p: f64,
-    pub(super) top_k: Option<usize>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    /// -1 for all.
+    pub(super) top_k: Option<i64>,
     pub(super) adjust: Adjust,
     pub(super) seed: Option<u64>,
     pub(super) stops: Vec<String>,
@@ -152,8 +153,8 @@ impl Wanted {
             model: fields.need("model")?,
             max_tokens: fields.take("max_tokens")?.or(longer),
             n: fields.take("n")?.unwrap_or(1),
-            temperature: fields.take("temperature")?.unwrap_or(1.0),
-            top_p: fields.take("top_p")?.unwrap_or(1.0),
+            temperature: fields.take("temperature")?,
+            top_p: fields.take("top_p")?,
             top_k: top_k(fields)?,
             adjust: adjust(fields)?,
             seed: fields.take::<i64>("seed")?.map(i64::cast_unsigned),
@@ -216,14 +217,13 @@ fn conversation(fields: &mut Fields) -> Result<Conversation, Fault> {
 }
 
 /// -1 means all, as elsewhere in the service.
-fn top_k(fields: &mut Fields) -> Result<Option<usize>, Fault> {
-    match fields.take::<i64>("top_k")? {
-        None | Some(-1) => Ok(None),
-        Some(k) => usize::try_from(k)
-            .ok()
-            .filter(|k| *k > 0)
-            .map(Some)
-            .ok_or_else(|| Fault::bad("top_k", "must be at least 1, or -1 for no limit")),
+fn top_k(fields: &mut Fields) -> Result<Option<i64>, Fault> {
+    match fields.take("top_k")? {
+        Some(k) if k < 1 && k != -1 => Err(Fault::bad(
+            "top_k",
+            "must be at least 1, or -1 for no limit",
+        )),
+        k => Ok(k),
     }
 }
 
@@ -369,7 +369,7 @@ mod tests {
         assert!(matches!(&wanted.input, Input::Prompts(prompts) if prompts.len() == 2));
         assert_eq!(
             (wanted.logprobs, wanted.top_k, wanted.echo),
-            (Some(3), None, true)
+            (Some(3), Some(-1), true)
         );
         assert_eq!(
             (wanted.adjust.min_p, wanted.adjust.bias.as_slice()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::errors::Fault;
-use crate::local::engine::SampleRequest;
+use crate::local::engine::{SampleRequest, Usual};
 use crate::local::work::generate::Hearer;
 use crate::local::work::vocabulary::Vocabulary;
 
@@ -36,6 +36,9 @@ pub(in crate::local) trait Voice: Send + Sync + 'static {
 
     /// Tokens that end a text.
     fn ends(&self) -> Vec<u32>;
+
+    /// How its makers sample from it, for what a request does not say.
+    fn usual(&self) -> Usual;
 
     /// How many tokens prompt and answer may have together, if that is known.
     fn positions(&self) -> Option<usize>;
