@@ -233,7 +233,8 @@ async fn chat(call: Call) -> Answer {
     let start = Event::of("start", &json!({"prompt_tokens": prompt_tokens}));
     // The page may have been closed already; the first piece will tell.
     let _ = sender.send(start.into_bytes());
-    let texts = (0..request.num_samples).map(|_| Mutex::new(Text::new(call.work().vocabulary(&sampler))));
+    let texts =
+        (0..request.num_samples).map(|_| Mutex::new(Text::new(call.work().vocabulary(&sampler))));
     let listener = Listener {
         sender: Mutex::new(Some(sender)),
         reader,
