@@ -49,6 +49,10 @@ impl AutoResume {
     /// trains again: a loop whose run is opened with
     /// [`Existing::Resume`](super::Existing::Resume) goes on from its last checkpoint.
     ///
+    /// Results of steps that the service has accepted are waited for without limit, unless
+    /// [`Config::with_result_patience`](crate::config::Config::with_result_patience) sets one: do so
+    /// where the service may come back at another address.
+    ///
     /// ```no_run
     /// use tinker::ServiceClient;
     /// use tinker::train::{AutoResume, Batches, Existing, Run, Supervised};

@@ -285,7 +285,10 @@ fn a_server_that_dies_and_comes_back() {
     let connect = || {
         let mut server = server.lock().unwrap();
         let start = || LocalServer::builder().data(&runs).start().unwrap();
-        Ok(local::service(server.get_or_insert_with(start)))
+        // It comes back at another address, so a step that was accepted is not waited for.
+        let config = local::config(server.get_or_insert_with(start))
+            .with_result_patience(Duration::from_secs(60));
+        tinker::unversioned::client_with_clock(config, tinker::unversioned::Clock::recorded())
     };
     let mut outages = [3, usize::MAX].into_iter();
     let resume = AutoResume::attempts(1).with_pause(Duration::ZERO);
