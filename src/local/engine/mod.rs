@@ -65,6 +65,7 @@ pub(crate) use adjust::Adjust;
 pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::{Config, Usual};
+#[cfg(feature = "text")]
 pub(crate) use folder::weight_files;
 pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;

@@ -122,6 +122,7 @@ impl Library {
     }
 
     /// The first, for what can show only one.
+    #[cfg(feature = "chat")]
     pub(in crate::local) fn first(&self) -> &Offer {
         &self.offers[0]
     }
