@@ -153,7 +153,7 @@ fn the_openai_package_streams_a_completion() {
     let server = Served::start(&[]);
     let script = r#"
 import os
-from openai import BadRequestError, OpenAI
+from openai import NotFoundError, OpenAI
 
 client = OpenAI(base_url=os.environ["TINKER_BASE_URL"] + "/oai/api/v1", api_key="tml-x")
 model = client.models.list().data[0].id
@@ -171,7 +171,7 @@ assert "".join(pieces) == whole, (pieces, whole)
 try:
     client.completions.create(model="other", prompt="hello")
     raise SystemExit("another model was served")
-except BadRequestError as error:
+except NotFoundError as error:
     assert "other" in str(error), error
 "#;
     let output = Command::new(python)
