@@ -328,7 +328,7 @@ mod tests {
         check("glm5_3_flash", Some("zai-org/GLM-5.3"));
         check(
             "nemotron3_low_thinking",
-            Some("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+            Some("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"),
         );
         check(
             "nemotron3_ultra",

@@ -189,7 +189,8 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, Fault> {
         Prompts::One(prompt) => vec![prompt],
         Prompts::Many(prompts) => prompts,
     };
-    match prompts.is_empty() {
+    let is_empty = |prompt: &Prompt| matches!(prompt, Prompt::Tokens(tokens) if tokens.is_empty());
+    match prompts.is_empty() || prompts.iter().any(is_empty) {
         true => Err(Fault::bad("prompt", "must not be empty")),
         false => Ok(prompts),
     }

@@ -43,6 +43,8 @@ pub(super) struct Speech {
 enum State {
     /// Nothing but space so far.
     Start,
+    /// Thinking begins, after a line break that does not count.
+    Opened,
     Thinking,
     /// The first letters of the answer, before which space does not count.
     Answering,
@@ -75,7 +77,7 @@ impl Speech {
         let rest = std::mem::take(&mut self.held);
         let mut said = Said::default();
         match self.state {
-            State::Thinking => said.reasoning = rest,
+            State::Opened | State::Thinking => said.reasoning = rest,
             _ => said.content = rest,
         }
         said
@@ -87,14 +89,24 @@ impl Speech {
             State::Start => {
                 let begun = self.held.trim_start();
                 if let Some(rest) = begun.strip_prefix(OPEN) {
-                    self.held = rest.strip_prefix('\n').unwrap_or(rest).to_owned();
-                    self.state = State::Thinking;
+                    self.held = rest.to_owned();
+                    self.state = State::Opened;
                     return true;
                 }
                 if OPEN.starts_with(begun) {
                     return false;
                 }
                 self.state = State::Answer;
+                true
+            }
+            State::Opened => {
+                let Some(first) = self.held.chars().next() else {
+                    return false;
+                };
+                if first == '\n' {
+                    self.held.remove(0);
+                }
+                self.state = State::Thinking;
                 true
             }
             State::Thinking => {
