@@ -27,12 +27,21 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    /// As the model itself is kept: small models and those in `f32` are run in `f32`, and their
-    /// samples agree with training to rounding errors; of the others memory decides.
+    /// As the model itself is kept: in `f32` for small models and those in `f32`, else in bf16.
+    /// Training [rounds](Self::round) them alike, so that it agrees with sampling.
     pub(crate) fn of(weights: &Weights) -> Self {
         match weights.len() <= Merged::LIMIT || weights.embed.as_f32().is_some() {
             true => Self::Single,
             false => Self::Half,
+        }
+    }
+
+    /// Makes numbers what they would be after being kept.
+    pub(crate) fn round(self, numbers: &mut [f32]) {
+        if self == Self::Half {
+            for number in numbers {
+                *number = bf16::from_f32(*number).to_f32();
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use super::linear::{Slot, add};
 use super::lora::Target;
 use super::model::{Net, Projection, Weights};
 use super::ops::{Rotation, rms_norm, rms_norm_back};
+use super::pages::Precision;
 use super::scratch::Scratch;
 
 /// Sequences laid end to end: rows are tokens, and nothing is padded.
@@ -242,7 +243,7 @@ impl LayerPass<'_> {
         );
         let raw_q = linear(Projection::Q, &attention_in, scratch);
         let raw_k = linear(Projection::K, &attention_in, scratch);
-        let v = linear(Projection::V, &attention_in, scratch);
+        let mut v = linear(Projection::V, &attention_in, scratch);
         // What comes before a norm is kept for its gradient; without one there is nothing to keep.
         let (raw_q, mut q, raw_k, mut k) = match &weights.head_norms {
             None => (Vec::new(), raw_q, Vec::new(), raw_k),
@@ -258,6 +259,10 @@ impl LayerPass<'_> {
             rotation.apply(&mut q, config.heads, dim);
             rotation.apply(&mut k, config.kv_heads, dim);
         }
+        // As samplers keep them; gradients pass as if nothing had been rounded.
+        let precision = Precision::of(net.weights);
+        precision.round(&mut k);
+        precision.round(&mut v);
 
         let mut attended = scratch.take(n * config.q_width());
         let heads = Heads {

@@ -285,12 +285,12 @@ fn run(batch: &mut Batch<'_>, base: &Base) -> bool {
 fn a_sample_that_had_to_rest_is_the_same_to_the_last_bit() {
     let base = Base::builtin(2).unwrap();
     let adapters = [None, Some(adapter(&base, 1))];
-    let requests: Vec<SampleRequest> = (0..8u64)
+    let requests: Vec<SampleRequest> = (0..10u64)
         .map(|index| {
             // Most begin alike, two with a piece that others have too.
             let mut tokens = prompt(150, index % 3);
             tokens.truncate([150, 130, 20][index as usize % 3]);
-            let mut request = SampleRequest::new(tokens, 40 + 5 * index as usize);
+            let mut request = SampleRequest::new(tokens, 60 + 9 * index as usize);
             request.seed = Some(index);
             request.num_samples = 1 + index as usize % 3;
             request.prompt_logprobs = index % 4 == 1;
