@@ -4,6 +4,8 @@ mod bad_input;
 mod data;
 mod drop_in;
 mod golden;
+#[cfg(unix)]
+mod proxy;
 mod push;
 mod sampling;
 #[cfg(unix)]

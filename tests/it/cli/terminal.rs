@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::Child;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::json;
-use tinker::local::LocalServer;
+use tinker::local::{Fault, LocalServer};
 
 use super::Desk;
 use crate::support::fake::Fake;
@@ -178,6 +179,30 @@ fn ctrl_c_during_a_download_leaves_no_half_file() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     assert_eq!(left, ["home"]);
+}
+
+#[test]
+fn a_batch_draws_how_far_it_is() {
+    let slow = Fault::slow("asample", Duration::from_secs(2)).with_times(1);
+    let server = LocalServer::builder().fault(slow).start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    std::fs::write(desk.path().join("p.txt"), "English: hello\nEnglish: dog\n").unwrap();
+    let args = [
+        "sample",
+        "tinker-local/tiny",
+        "--prompts",
+        "p.txt",
+        "-o",
+        "out.jsonl",
+    ];
+    let args = [&args[..], &["--max-tokens", "3"]].concat();
+    let mut screen = Screen::start(&desk, &args, 80);
+    screen.wait_for("Sampling ");
+    screen.wait_for("/2 ");
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    let written = std::fs::read_to_string(desk.path().join("out.jsonl")).unwrap();
+    assert_eq!(written.lines().count(), 2, "{written}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Endpoints for programs that speak OpenAI's or Anthropic's language: what a request means and how
-//! its answer looks. The models behind them are a [`Backend`](voice::Backend)'s: those of the
+//! its answer looks. The models behind them are a [`Backend`]'s: those of the
 //! embedded engine, or of a server elsewhere.
 
 mod anthropic;
