@@ -107,9 +107,12 @@ impl AutoResume {
     }
 }
 
-/// Whether a fault can pass: the service forgot the model, broke off, or is away.
+/// Whether a fault can pass: the service forgot the model, broke off, or is away. A result that was
+/// waited for as long as the settings allow is given up for the last checkpoint.
 fn is_passing(error: &Error) -> bool {
     let remedy = error.remedy();
-    matches!(remedy, Remedy::RestoreFromCheckpoint | Remedy::Resubmit)
-        || error.meaning() == Some(Meaning::Missing)
+    matches!(
+        remedy,
+        Remedy::RestoreFromCheckpoint | Remedy::Resubmit | Remedy::Wait
+    ) || error.meaning() == Some(Meaning::Missing)
 }
