@@ -104,6 +104,8 @@ where
             if self.at_work.is_empty() {
                 let item = self.batch.next()?;
                 self.hand_over(item);
+                // Others may have arrived with it.
+                continue;
             }
             if let Some(result) = self.wait() {
                 let (tag, _) = self.at_work.pop_front()?;

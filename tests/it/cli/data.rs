@@ -19,22 +19,23 @@ fn unzipped(file: &str) -> String {
     text
 }
 
+/// One of the references' tokenizers, as a model's folder has it.
+fn write_tokenizer(folder: &Path, name: &str) {
+    let parts: Value = serde_json::from_str(&unzipped(&format!("{name}.json.gz"))).unwrap();
+    for (file, part) in [
+        ("tokenizer.json", "tokenizer"),
+        ("tokenizer_config.json", "config"),
+    ] {
+        fs::write(folder.join(file), parts[part].to_string()).unwrap();
+    }
+}
+
 /// A desk with the reference's tokenizer, and the rows of one renderer that both references made.
 fn scene(renderer: &str) -> (Desk, Vec<Value>, Value) {
     let desk = Desk::bare();
-    let parts: Value = serde_json::from_str(&unzipped("Qwen3Tokenizer.json.gz")).unwrap();
     let folder = desk.path().join("tokenizer");
     fs::create_dir(&folder).unwrap();
-    fs::write(
-        folder.join("tokenizer.json"),
-        parts["tokenizer"].to_string(),
-    )
-    .unwrap();
-    fs::write(
-        folder.join("tokenizer_config.json"),
-        parts["config"].to_string(),
-    )
-    .unwrap();
+    write_tokenizer(&folder, "Qwen3Tokenizer");
     let mut rows: Vec<Value> = unzipped("rows.jsonl.gz")
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -214,7 +215,6 @@ fn files_are_viewed_and_checked() {
 
 /// The tokenizer of a model, where the Hugging Face tools keep it.
 fn cache(desk: &Desk, model: &str, tokenizer: &str) {
-    let parts: Value = serde_json::from_str(&unzipped(&format!("{tokenizer}.json.gz"))).unwrap();
     let home = desk.path().join("home/.cache/huggingface/hub");
     let home = home.join(format!("models--{}", model.replace('/', "--")));
     let commit = "0123456789abcdef0123456789abcdef01234567";
@@ -222,16 +222,7 @@ fn cache(desk: &Desk, model: &str, tokenizer: &str) {
     fs::create_dir_all(&folder).unwrap();
     fs::create_dir_all(home.join("refs")).unwrap();
     fs::write(home.join("refs/main"), commit).unwrap();
-    fs::write(
-        folder.join("tokenizer.json"),
-        parts["tokenizer"].to_string(),
-    )
-    .unwrap();
-    fs::write(
-        folder.join("tokenizer_config.json"),
-        parts["config"].to_string(),
-    )
-    .unwrap();
+    write_tokenizer(&folder, tokenizer);
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Which models a server has: by folder, by name, several at once.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use serde_json::{Value, json};
 use tinker::local::{LocalServer, ModelSource};
@@ -11,6 +10,7 @@ use tinker::types::Stop;
 use tinker::{LoraConfig, ModelInput, SamplingParams, ServiceClient};
 
 use super::Caller;
+use super::process::Process;
 use crate::support::http as plain;
 use crate::support::hub::{FakeRepo, HubServer};
 
@@ -168,37 +168,17 @@ fn a_client_of_a_model_of_ones_own() {
 }
 
 /// `tinker serve` with a hub of the test's own.
-struct Served {
-    child: Child,
-    url: String,
-}
-
-impl Served {
-    fn start(hub: &HubServer, home: &Path, offline: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tinker"))
-            .args(["serve", "--port", "0", "--threads", "1"])
-            .args(["--model", "org/small", "--model", "tinker-local/tiny"])
-            .env("HF_HOME", home)
-            .env("HF_ENDPOINT", hub.url())
-            .env("HF_HUB_OFFLINE", offline)
-            .env_remove("HF_HUB_CACHE")
-            .env_remove("HF_TOKEN")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut url = String::new();
-        let stdout = child.stdout.take().unwrap();
-        BufReader::new(stdout).read_line(&mut url).unwrap();
-        let url = url.trim().to_owned();
-        Self { child, url }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn serve(hub: &HubServer, home: &Path, offline: &str) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tinker"));
+    command
+        .args(["serve", "--port", "0", "--threads", "1"])
+        .args(["--model", "org/small", "--model", "tinker-local/tiny"])
+        .env("HF_HOME", home)
+        .env("HF_ENDPOINT", hub.url())
+        .env("HF_HUB_OFFLINE", offline)
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_TOKEN");
+    Process::spawn(command)
 }
 
 #[test]
@@ -218,7 +198,7 @@ fn a_model_is_served_by_its_name_on_the_hub() {
     // The second time everything is in the cache, and nobody is asked.
     let mut asked = Vec::new();
     for offline in ["0", "1", "0"] {
-        let served = Served::start(&hub, home.path(), offline);
+        let served = serve(&hub, home.path(), offline);
         let caller = Caller::at(served.url.clone());
         assert_eq!(caller.base_model(), "org/small");
         let named = sample(&caller, 0, "org/small");

@@ -1,8 +1,8 @@
 //! The server as a process of its own: to be killed, stopped and measured.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 pub(super) struct Process {
     child: Child,
@@ -39,21 +39,29 @@ impl Process {
     #[track_caller]
     pub(super) fn kill(mut self) -> String {
         self.child.kill().unwrap();
-        let output = self.child.wait_with_output().unwrap();
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        self.end().1
     }
 
     /// Asks it to end (SIGTERM) and waits until it has.
     #[cfg(unix)]
     #[track_caller]
-    pub(super) fn stop(self) {
+    pub(super) fn stop(mut self) {
         let told = Command::new("kill")
             .arg(self.child.id().to_string())
             .status();
         assert!(told.unwrap().success());
-        let output = self.child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "a clean end: {said}");
+        let (status, said) = self.end();
+        assert!(status.success(), "a clean end: {said}");
+    }
+
+    /// Waits for the end of one that was told to end.
+    #[track_caller]
+    fn end(&mut self) -> (ExitStatus, String) {
+        let mut said = Vec::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        stderr.read_to_end(&mut said).unwrap();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (self.child.wait().unwrap(), said)
     }
 
     /// The processor time it has used, in the system's ticks.
@@ -74,5 +82,12 @@ impl Process {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
         line.split_whitespace().nth(1)?.parse().ok()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
