@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::body::{Room, drain};
+use super::seats::{Seat, Sent};
 use super::{
     App, Dropped, Exchange, Front, GRACE, JSON, Refusal, Reply, ReplyBody, Request, guard,
 };
@@ -47,16 +48,17 @@ impl<A: App> Shared<A> {
 /// Serves one connection until either side ends it.
 pub(super) async fn accept(
     stream: TcpStream,
+    seat: Seat,
     shared: Arc<Shared<impl App>>,
     stopped: watch::Receiver<bool>,
 ) {
     // Small answers to long polls must not wait for more bytes.
     let _ = stream.set_nodelay(true);
     let Some(acceptor) = shared.front.tls.clone() else {
-        return run(stream, shared, stopped).await;
+        return run(stream, seat, shared, stopped).await;
     };
     match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => run(stream, shared, stopped).await,
+        Ok(Ok(stream)) => run(stream, seat, shared, stopped).await,
         Ok(Err(error)) => log::debug!("local server: no encryption: {error}"),
         Err(_) => {}
     }
@@ -64,29 +66,42 @@ pub(super) async fn accept(
 
 async fn run(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    seat: Seat,
     shared: Arc<Shared<impl App>>,
     mut stopped: watch::Receiver<bool>,
 ) {
+    let seat = Arc::new(seat);
+    let sitting = seat.clone();
     let service = service_fn(move |request| {
-        let shared = shared.clone();
-        async move { shared.answer(request).await }
+        let (shared, busy) = (shared.clone(), sitting.busy());
+        async move {
+            let response = shared.answer(request).await?;
+            Ok::<_, Dropped>(response.map(|body| Sent { body, _busy: busy }))
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        _ = stopped.changed() => {
-            connection.as_mut().graceful_shutdown();
-            match tokio::time::timeout(GRACE, connection).await {
-                Ok(ended) => ended,
-                Err(_) => return,
-            }
-        }
+    let mut ended = tokio::select! {
+        ended = connection.as_mut() => Some(ended),
+        _ = stopped.changed() => None,
+        () = seat.asked_to_leave() => None,
     };
-    if let Err(error) = ended {
+    if ended.is_none() {
+        connection.as_mut().graceful_shutdown();
+        let waited = tokio::time::timeout(GRACE, connection.as_mut()).await;
+        ended = waited.ok();
+    }
+    // A request that began as its connection was asked to leave is answered all the same.
+    if ended.is_none() && seat.is_busy() && !*stopped.borrow() {
+        ended = tokio::select! {
+            ended = connection => Some(ended),
+            _ = stopped.changed() => None,
+        };
+    }
+    if let Some(Err(error)) = ended {
         log::trace!("local server: connection ended: {error}");
     }
 }

@@ -6,13 +6,14 @@ mod guard;
 mod query;
 mod record;
 mod reply;
+mod seats;
 mod tls;
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{HeaderMap, Method, StatusCode};
@@ -26,6 +27,8 @@ pub use record::RecordedRequest;
 pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
 pub(super) use tls::Identity;
+
+use seats::Seats;
 
 use crate::error::{Context, Error, Result};
 
@@ -206,7 +209,7 @@ async fn serve(
         Ok(listener) => listener,
         Err(error) => return log::error!("local server cannot listen: {error}"),
     };
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let seats = Seats::new(limits.connections);
     let overflow = Arc::new(Semaphore::new(OVERFLOW));
     loop {
         let accepted = tokio::select! {
@@ -222,15 +225,10 @@ async fn serve(
                 continue;
             }
         };
-        match slots.clone().try_acquire_owned() {
-            Ok(slot) => {
-                let connection = connection::accept(stream, shared.clone(), stopped.clone());
-                tokio::spawn(async move {
-                    connection.await;
-                    drop(slot);
-                });
-            }
-            Err(_) => {
+        let seat = match seats.take() {
+            Some(seat) => Some(seat),
+            None if seats.make_room(Instant::now()) => None,
+            None => {
                 // Past this many more, closing is the only answer that costs nothing.
                 if let Ok(slot) = overflow.clone().try_acquire_owned() {
                     tokio::spawn(async move {
@@ -238,11 +236,26 @@ async fn serve(
                         drop(slot);
                     });
                 }
+                continue;
             }
-        }
+        };
+        let (seats, shared, stopped) = (seats.clone(), shared.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let seat = match seat {
+                Some(seat) => Some(seat),
+                // Whoever was asked to leave may have half a request to end.
+                None => tokio::time::timeout(GRACE + GRACE, seats.wait())
+                    .await
+                    .ok()
+                    .flatten(),
+            };
+            match seat {
+                Some(seat) => connection::accept(stream, seat, shared, stopped).await,
+                None => connection::turn_away(stream).await,
+            }
+        });
     }
     drop(listener);
     shared.stop();
-    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
-    let _ = tokio::time::timeout(GRACE, slots.acquire_many(all)).await;
+    let _ = tokio::time::timeout(GRACE, seats.emptied()).await;
 }

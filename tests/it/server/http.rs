@@ -220,14 +220,19 @@ fn a_flood_of_connections_is_turned_away_and_the_rest_is_served() {
     let server = LocalServer::builder().max_connections(4).start().unwrap();
     let url = server.base_url();
     let host = url.strip_prefix("http://").unwrap().to_owned();
-    // A request on each proves that the server has counted the connection.
-    let idle: Vec<TcpStream> = (0..4)
+    // The answer to the expectation proves that the server waits for the body.
+    let busy: Vec<TcpStream> = (0..4)
         .map(|_| {
             let mut stream = TcpStream::connect(&host).unwrap();
-            stream
-                .write_all(b"GET /api/v1/healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-                .unwrap();
-            stream.read_exact(&mut [0; 12]).unwrap();
+            let head = format!(
+                "POST /api/v1/client/config HTTP/1.1\r\nhost: {host}\r\n\
+                 content-type: application/json\r\ncontent-length: 2\r\n\
+                 expect: 100-continue\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).unwrap();
+            assert_eq!(&status, b"HTTP/1.1 100");
             stream
         })
         .collect();
@@ -236,7 +241,23 @@ fn a_flood_of_connections_is_turned_away_and_the_rest_is_served() {
         assert_eq!(reply.status, 503);
         assert_eq!(reply.header("retry-after"), Some("1"));
     }
-    drop(idle);
+    drop(busy);
     while get(&url, "healthz").status == 503 {}
     drop(server);
+}
+
+#[test]
+fn connections_that_say_nothing_make_room() {
+    let server = LocalServer::builder().max_connections(4).start().unwrap();
+    let url = server.base_url();
+    let host = url.strip_prefix("http://").unwrap();
+    let mut silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(host).unwrap()).collect();
+    while get(&url, "healthz").status == 503 {}
+    assert_eq!(silent[0].read(&mut [0; 1]).unwrap(), 0, "it was closed");
+    // The others have their seats still.
+    for stream in &mut silent[1..] {
+        let request = format!("GET /api/v1/healthz HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+    }
 }
