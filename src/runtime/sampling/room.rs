@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::cancel::Cancels;
-use super::dispatch::{Dispatcher, Limits, SHARE};
+use super::dispatch::{Dispatcher, Limits, POLLED_AT_ONCE, SHARE};
 use super::job::Job;
 use crate::error::{Error, Result};
 use crate::runtime::futures::{Poller, Results};
@@ -41,7 +41,7 @@ impl Sampling {
         let fetches = POSTS.min(results.link.transport().sockets().fetches);
         Self {
             couriers: Crew::new("tinker-sample", threads),
-            fetchers: Crew::new("tinker-fetch", fetches.min(threads)),
+            fetchers: Crew::beginning_with("tinker-fetch", POLLED_AT_ONCE, fetches.min(threads)),
             cancels: Arc::new(Cancels::new(
                 results.link.clone(),
                 results.crew.clone(),

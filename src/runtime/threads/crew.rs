@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -16,6 +16,9 @@ pub(crate) const STACK: usize = 256 * 1024;
 
 /// How long a thread without work stays.
 const IDLE: Duration = Duration::from_secs(3);
+
+/// How long no job must have ended for a crew that begins small to grow.
+const STALL: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -30,6 +33,8 @@ struct Shared {
     name: &'static str,
     limit: AtomicUsize,
     stack: AtomicUsize,
+    /// Threads that are started at once; more only while none of them ends its job.
+    at_once: usize,
     state: Mutex<State>,
     gone: Condvar,
 }
@@ -43,15 +48,44 @@ struct State {
     running: HashMap<u64, (ThreadId, JoinHandle<()>)>,
     finished: Vec<JoinHandle<()>>,
     next_id: u64,
+    /// How many threads there may be at present.
+    ramp: usize,
+    /// When a job last began or ended.
+    moved: Option<Instant>,
+}
+
+impl State {
+    /// Allows twice as many threads if jobs wait and none has ended for a while.
+    fn climb(&mut self, now: Instant) {
+        if self.running.len() < self.ramp || self.queue.is_empty() {
+            return;
+        }
+        let moved = *self.moved.get_or_insert(now);
+        if now.saturating_duration_since(moved) >= STALL {
+            self.ramp = self.ramp.saturating_mul(2);
+            self.moved = Some(now);
+        }
+    }
 }
 
 impl Crew {
     pub(crate) fn new(name: &'static str, limit: usize) -> Self {
+        Self::beginning_with(name, usize::MAX, limit)
+    }
+
+    /// A crew for jobs that are mostly short: `at_once` threads do, unless the jobs turn out to
+    /// take long.
+    pub(crate) fn beginning_with(name: &'static str, at_once: usize, limit: usize) -> Self {
+        let state = State {
+            ramp: at_once,
+            ..State::default()
+        };
         Self(Arc::new(Shared {
             name,
             limit: AtomicUsize::new(limit.max(1)),
             stack: AtomicUsize::new(STACK),
-            state: Mutex::default(),
+            at_once,
+            state: Mutex::new(state),
             gone: Condvar::new(),
         }))
     }
@@ -75,7 +109,10 @@ impl Crew {
         }
         while let Some((_, idle)) = state.idle.pop() {
             match idle.try_send(job) {
-                Ok(()) => return,
+                Ok(()) => {
+                    state.moved = Some(Instant::now());
+                    return;
+                }
                 Err(error) => job = error.into_inner(),
             }
         }
@@ -88,22 +125,23 @@ impl Crew {
         self.grow(&mut state);
     }
 
-    /// Starts a thread for the first job in the queue, if one more is allowed.
+    /// Starts threads for the first jobs in the queue, as many as are allowed.
     fn grow(&self, state: &mut State) {
-        if state.running.len() < self.0.limit.load(Ordering::Relaxed)
+        state.climb(Instant::now());
+        let limit = self.0.limit.load(Ordering::Relaxed).min(state.ramp);
+        while state.running.len() < limit
             && let Some(first) = state.queue.pop_front()
         {
-            self.start(state, first);
+            if !self.start(state, first) {
+                break;
+            }
         }
     }
 
-    /// Tries again to start threads that the system refused: should none be running, nobody else
-    /// would take what is queued.
+    /// Tries again to start threads that the system refused, and those that were not needed when
+    /// they were last asked for: nobody else might take what is queued.
     pub(crate) fn rescue(&self) {
-        let mut state = lock(&self.0.state);
-        if state.running.is_empty() {
-            self.grow(&mut state);
-        }
+        self.grow(&mut lock(&self.0.state));
     }
 
     /// Sets how many threads there may be; those that run already are left alone.
@@ -113,26 +151,29 @@ impl Crew {
 
     /// Starts a thread for the job. If the system refuses, the job waits for one that runs, or for
     /// [`rescue`](Self::rescue).
-    fn start(&self, state: &mut State, job: Job) {
+    fn start(&self, state: &mut State, job: Job) -> bool {
         let id = state.next_id;
         let slot = Arc::new(Mutex::new(Some(job)));
-        let (shared, mine) = (self.0.clone(), slot.clone());
+        let (crew, mine) = (self.clone(), slot.clone());
         let spawned = thread::Builder::new()
             .name(format!("{}-{id}", self.0.name))
             .stack_size(self.0.stack.load(Ordering::Relaxed))
             .spawn(move || {
                 let first = lock(&mine).take();
-                shared.work(id, first);
+                crew.work(id, first);
             });
         match spawned {
             Ok(handle) => {
                 state.next_id += 1;
                 state.running.insert(id, (handle.thread().id(), handle));
+                state.moved = Some(Instant::now());
+                true
             }
             Err(error) => {
                 let job = lock(&slot).take().expect("no thread started to take it");
                 log::warn!("cannot start another waiting thread ({error}); requests take turns");
                 state.queue.push_front(job);
+                false
             }
         }
     }
@@ -182,26 +223,31 @@ fn run_job(job: Job) {
     }
 }
 
-impl Shared {
+impl Crew {
     fn work(&self, id: u64, first: Option<Job>) {
         let mut next = first;
         while let Some(job) = next {
             run_job(job);
             next = self.next(id);
         }
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0.state);
         state.idle.retain(|(idle, _)| *idle != id);
         if let Some((_, handle)) = state.running.remove(&id) {
             state.finished.push(handle);
         }
+        if state.running.is_empty() {
+            state.ramp = self.0.at_once;
+        }
         drop(state);
-        self.gone.notify_all();
+        self.0.gone.notify_all();
     }
 
     fn next(&self, id: u64) -> Option<Job> {
         let inbox: Receiver<Job>;
         {
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.0.state);
+            self.grow(&mut state);
+            state.moved = Some(Instant::now());
             if let Some(job) = state.queue.pop_front() {
                 return Some(job);
             }
@@ -216,7 +262,7 @@ impl Shared {
             return Some(job);
         }
         // A job may have been handed over just before giving up: look once more under the lock.
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0.state);
         state.idle.retain(|(idle, _)| *idle != id);
         inbox.try_recv().ok().or_else(|| state.queue.pop_front())
     }
@@ -240,6 +286,57 @@ mod tests {
         crew.set_stack(STACK);
         crew.rescue();
         assert_eq!(results.recv(), Ok(1));
+        crew.close();
+    }
+
+    #[test]
+    fn a_small_crew_grows_only_while_no_job_ends() {
+        let start = Instant::now();
+        let queued = |ramp| State {
+            ramp,
+            queue: VecDeque::from([Box::new(|| ()) as Job]),
+            ..State::default()
+        };
+        // It may start a thread, so nothing changes.
+        let mut state = queued(1);
+        state.climb(start + STALL);
+        assert_eq!(state.ramp, 1);
+        // None is left to start.
+        let mut state = queued(1);
+        for (after, moved, expected) in [
+            (STALL, None, 1),
+            (STALL, Some(start), 2),
+            (STALL / 2, Some(start), 1),
+        ] {
+            let handle = thread::spawn(|| ());
+            state.running = HashMap::from([(0, (handle.thread().id(), handle))]);
+            (state.ramp, state.moved) = (1, moved);
+            state.climb(start + after);
+            assert_eq!(state.ramp, expected, "{after:?} {moved:?}");
+        }
+    }
+
+    #[test]
+    fn jobs_that_take_long_get_threads_of_their_own() {
+        let crew = Crew::beginning_with("test", 1, 8);
+        let (begun, count) = unbounded();
+        let (release, gate) = bounded::<()>(0);
+        for _ in 0..8 {
+            let (begun, gate) = (begun.clone(), gate.clone());
+            crew.run(move || {
+                begun.send(()).unwrap();
+                let _ = gate.recv();
+            });
+        }
+        // No job ends; whoever looks after the crew finds it stalled.
+        for _ in 0..8 {
+            while count.try_recv().is_err() {
+                crew.rescue();
+                thread::yield_now();
+            }
+        }
+        assert_eq!(crew.threads(), 8);
+        drop(release);
         crew.close();
     }
 

@@ -15,12 +15,9 @@ use super::backoff::Backoff;
 use crate::runtime::clock::Clock;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
-pub(crate) use self::permits::{Limits, SHARE};
+pub(crate) use self::permits::{Limits, POLLED_AT_ONCE, SHARE};
 
-/// Samples in flight that are started at once; beyond them the number grows only while none ends,
-/// so that a fast service is not met with a thread for every sample of a large batch.
-const FLIGHTS_AT_ONCE: usize = 512;
-/// How much it grows at a time, and how long nothing must have ended for that.
+/// How much the ramp grows at a time, and how long nothing must have ended for that.
 const RAMP_STEP: usize = 16;
 const RAMP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -52,7 +49,7 @@ struct State<J> {
     pushed: u64,
     closed: bool,
     used: Used,
-    /// How many flights are allowed at present.
+    /// How many samples may be under way at present.
     ramp: usize,
     /// Whether the process's descriptors have held a sample back.
     full: bool,
@@ -145,7 +142,7 @@ impl<J: Send + 'static> Dispatcher<J> {
                 pushed: 0,
                 closed: false,
                 used: Used::default(),
-                ramp: FLIGHTS_AT_ONCE,
+                ramp: limits.at_once(),
                 full: false,
                 wanted: Wanted::default(),
             }),
@@ -344,8 +341,9 @@ impl<J: Send + 'static> Dispatcher<J> {
             };
         }
         state.used.turn(now);
-        if state.used.flights == 0 {
-            state.ramp = FLIGHTS_AT_ONCE;
+        let limits = &self.0.limits;
+        if limits.under_way(&state.used) == 0 {
+            state.ramp = limits.at_once();
         }
         self.choose(state, due, self.0.backoff.is_recent(now))
     }
@@ -485,6 +483,7 @@ impl<J: Send> Release for Shared<J> {
     fn post_ended(&self, lane: u64, generation: u64, bytes: i64) {
         let mut state = lock(&self.state);
         state.used.answered(generation, bytes);
+        state.used.ended += u64::from(self.limits.flights.is_none());
         if let Some(lane) = state.lanes.get_mut(&lane) {
             lane.own.load.posts -= 1;
             lane.own.load.bytes -= bytes;

@@ -19,7 +19,28 @@ pub(crate) struct Limits {
     pub(crate) few_posts: bool,
 }
 
+/// Samples in flight that are started at once; beyond them the number grows only while none ends,
+/// so that a fast service is not met with a thread for every sample of a large batch.
+const FLIGHTS_AT_ONCE: usize = 512;
+/// The same of submissions, and of fetches, where waiting costs no thread: each is short.
+pub(crate) const POLLED_AT_ONCE: usize = 44;
+
 impl Limits {
+    pub(super) fn at_once(&self) -> usize {
+        match self.flights {
+            Some(_) => FLIGHTS_AT_ONCE,
+            None => POLLED_AT_ONCE,
+        }
+    }
+
+    /// What costs a thread each.
+    pub(super) fn under_way(&self, used: &Used) -> usize {
+        match self.flights {
+            Some(_) => used.flights,
+            None => used.fresh.add(used.aging).add(used.silent).posts,
+        }
+    }
+
     /// The same for a sampler whose client allows only so many in flight.
     pub(super) fn for_lane(mut self, most: Option<usize>) -> Self {
         self.flights = self
@@ -73,7 +94,7 @@ pub(super) struct Used {
     /// When the present generation began.
     pub(super) turned: Option<Instant>,
     pub(super) flights: usize,
-    /// Flights that have ended.
+    /// How many have ended of what costs a thread each.
     pub(super) ended: u64,
 }
 
@@ -145,13 +166,17 @@ pub(super) fn decide(
     if has_flight {
         return Decision::Start;
     }
+    let owned = match limits.flights {
+        Some(_) => own.flights,
+        None => own.load.posts,
+    };
     if own.flights >= limits.flights.unwrap_or(usize::MAX) {
         Decision::NoFlight
-    } else if own.flights < SHARE.min(limits.all_flights) {
+    } else if owned < SHARE.min(limits.all_flights) {
         Decision::Start
     } else if used.flights >= limits.all_flights {
         Decision::Full
-    } else if used.flights >= ramp {
+    } else if limits.under_way(used) >= ramp {
         Decision::Ramp
     } else {
         Decision::Start

@@ -77,6 +77,39 @@ fn beyond_what_starts_at_once_flights_grow_slowly() {
 }
 
 #[test]
+fn where_waiting_costs_no_thread_submissions_grow_slowly() {
+    let limits = Limits {
+        posts: 400,
+        flights: None,
+        all_flights: 400,
+        ..LIMITS
+    };
+    let load = Load {
+        posts: 20,
+        bytes: 0,
+    };
+    let used = Used {
+        fresh: load,
+        ..Used::default()
+    };
+    let check = |ramp, posts| {
+        let own = Own {
+            load: Load { posts, bytes: 0 },
+            flights: 0,
+        };
+        decide(&limits, ramp, &used, &own, false, false)
+    };
+    assert_eq!(check(20, 20), Decision::Ramp);
+    assert_eq!(check(21, 20), Decision::Start);
+    assert_eq!(
+        check(20, SHARE - 1),
+        Decision::Start,
+        "every sampler's share"
+    );
+    assert_eq!(limits.under_way(&used), 20);
+}
+
+#[test]
 fn a_client_may_allow_fewer_in_flight_than_the_service_and_never_more() {
     let (dispatcher, lane, ..) = dispatcher(LIMITS);
     dispatcher.limit_lane(lane, Some(2));
