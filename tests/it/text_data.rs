@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tinker::text::data::{
-    Comparison, Conversation, Datums, KlEstimate, KlPenalty, Pair, Reader, RenderOptions, Row,
-    Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums, without_constant_groups,
-    without_mask,
+    Comparison, Conversation, Datums, Judgement, KlEstimate, KlPenalty, Pair, Reader,
+    RenderOptions, Row, Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
+    without_constant_groups, without_mask,
 };
 use tinker::text::{DatumOptions, Example, Message, Reduction, Renderer, TrainOnWhat};
 use tinker::types::{Chunk, ImageFormat};
@@ -123,9 +123,9 @@ fn comparisons_become_datums_as_in_the_cookbook() {
             let row = Comparison::read(&row.to_string()).unwrap();
             let examples = match case["kind"] == "dpo" {
                 true => row.examples(&renderer, TrainOnWhat::default()).unwrap(),
-                false => [row.clone(), row.swapped()]
-                    .map(|row| row.preference_example(&renderer).unwrap())
-                    .into(),
+                false => Judgement(row)
+                    .examples(&renderer, TrainOnWhat::default())
+                    .unwrap(),
             };
             data.extend(
                 examples

@@ -1,7 +1,7 @@
 //! From text and trajectories to datums.
 //!
-//! A [`Reader`] streams rows from files of JSON lines: [`Conversation`], [`Pair`], [`Comparison`]
-//! or [`Text`]. Its [`datums`](Reader::datums) renders them on all cores. [`shuffle()`] and
+//! A [`Reader`] streams rows from files of JSON lines: [`Conversation`], [`Pair`],
+//! [`Comparison`], [`Judgement`] or [`Text`]. Its [`datums`](Reader::datums) renders them on all cores. [`shuffle()`] and
 //! [`split`] order and divide rows as the cookbook does.
 //!
 //! ```no_run
@@ -29,7 +29,7 @@ mod trajectory;
 pub use example::{DatumOptions, Example, Reduction};
 pub use kl::{KlEstimate, KlPenalty, discounted_future_sum, full_sequence};
 pub use reader::{Datums, Reader, RenderOptions, Skipped, split};
-pub use rows::{Answers, Comparison, Conversation, Pair, Preferred, Row, Said, Text};
+pub use rows::{Answers, Comparison, Conversation, Judgement, Pair, Preferred, Row, Said, Text};
 pub use shuffle::{permutation, shuffle};
 pub use statistics::{Lengths, Statistics};
 pub use trajectory::{

@@ -323,6 +323,41 @@ impl Row for Comparison {
     }
 }
 
+/// A [`Comparison`] as a question to a judge, with its answer: the row that trains a preference
+/// model.
+///
+/// It becomes two examples, one for either order of the answers, so that where an answer stands
+/// says nothing about how good it is, however the file was made. Of each only the first token of
+/// `A`, `B` or `Tie` is trained on.
+///
+/// ```no_run
+/// # fn example(renderer: tinker::text::Renderer) -> tinker::Result<()> {
+/// use tinker::text::data::{Judgement, Reader, RenderOptions};
+///
+/// let rows = Reader::<Judgement>::open("comparisons.jsonl")?;
+/// let data = rows.datums(&renderer, RenderOptions::default()).collect::<Result<Vec<_>, _>>()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Judgement(pub Comparison);
+
+impl Row for Judgement {
+    fn read(line: &str) -> Result<Self> {
+        Comparison::read(line).map(Self)
+    }
+
+    fn examples(&self, renderer: &Renderer, _: TrainOnWhat) -> Result<Vec<Example>> {
+        let both = [self.0.clone(), self.0.swapped()];
+        let examples = both.iter().map(|row| row.preference_example(renderer));
+        examples.collect()
+    }
+
+    fn reduction() -> Reduction {
+        Reduction::None
+    }
+}
+
 fn from_json<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T> {
     serde_json::from_str(line).map_err(|error| Error::invalid("row", error.to_string()))
 }

@@ -65,8 +65,30 @@ pub fn tournament(
 
 /// A model that was trained to say which of two answers is better, by one word: `A` or `B`.
 ///
-/// It is trained with [`Supervised`](crate::train::Supervised) on comparisons whose only target is
-/// that word.
+/// It is trained with [`Supervised`](crate::train::Supervised) on rows of
+/// [`Judgement`](crate::text::data::Judgement), whose only target is that word. Its word is a reward
+/// for [`tournament`]: ask both ways round, so that a leaning to `A` or `B` cancels out.
+///
+/// ```no_run
+/// # fn example(service: tinker::ServiceClient, renderer: tinker::text::Renderer) -> tinker::Result<()> {
+/// use tinker::text::data::{Comparison, Judgement, Reader, RenderOptions};
+/// use tinker::train::rl::PreferenceModel;
+/// use tinker::train::{Batches, Existing, Run, Supervised};
+///
+/// let rows = Reader::<Judgement>::open("comparisons.jsonl")?;
+/// let data = rows.datums(&renderer, RenderOptions::default()).collect::<Result<Vec<_>, _>>()?;
+/// let mut run = Run::open("runs/judge", Existing::Resume)?;
+/// let report = Supervised::new("Qwen/Qwen3-8B")
+///     .with_learning_rate(3e-4)
+///     .train(&service, &mut run, &Batches::new(data, 256)?)?;
+/// let saved = report.checkpoint.and_then(|saved| saved.sampler_path).unwrap_or_default();
+/// let judge = PreferenceModel::new(service.create_sampling_client(saved)?)?;
+/// for row in Reader::<Comparison>::open("held-out.jsonl")? {
+///     let score = judge.compare(&row?.preference_prompt(&renderer)?)?;
+///     println!("{}", if score < 0.0 { "A" } else { "B" });
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct PreferenceModel {
     sampler: SamplingClient,

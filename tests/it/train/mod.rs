@@ -3,6 +3,7 @@
 mod data;
 mod folders;
 mod golden;
+mod preference;
 mod resume;
 mod rl;
 mod signals;
