@@ -11,7 +11,8 @@ use super::row::Row;
 use super::run::{Outcome, Report, Run};
 use super::schedule::Schedule;
 use super::scores::{DpoScores, floats};
-use super::supervised::{Place, tokens};
+use super::steps::{LastRow, common_setters, total_steps};
+use super::supervised::tokens;
 use super::timing::Timing;
 use crate::client::{SamplingClient, ServiceClient, TrainingClient};
 use crate::loss::{LossValue, from_fn};
@@ -81,12 +82,7 @@ impl Dpo {
         }
     }
 
-    /// Sets the highest learning rate.
-    #[must_use]
-    pub fn with_learning_rate(mut self, rate: f64) -> Self {
-        self.learning_rate = rate;
-        self
-    }
+    common_setters!();
 
     /// Sets how the learning rate changes.
     #[must_use]
@@ -109,27 +105,6 @@ impl Dpo {
         self
     }
 
-    /// Sets the most steps.
-    #[must_use]
-    pub fn with_max_steps(mut self, steps: usize) -> Self {
-        self.max_steps = Some(steps);
-        self
-    }
-
-    /// Sets when checkpoints are saved.
-    #[must_use]
-    pub fn with_save(mut self, policy: SavePolicy) -> Self {
-        self.save = policy;
-        self
-    }
-
-    /// Adds an evaluator.
-    #[must_use]
-    pub fn with_evaluator(mut self, evaluator: impl Evaluator + 'static) -> Self {
-        self.evaluators.push(Box::new(evaluator));
-        self
-    }
-
     /// Trains, from the run's last checkpoint if it has one.
     ///
     /// # Errors
@@ -143,20 +118,11 @@ impl Dpo {
         data: &dyn Dataset,
     ) -> Result<Report> {
         let batches = data.batches();
-        let steps = batches * self.epochs;
-        let total = self.max_steps.map_or(steps, |most| most.min(steps));
-        if total == 0 {
-            let problem = format!("{batches} batches and {} epochs make no step", self.epochs);
-            return Err(Error::invalid("steps", problem));
-        }
-        let last = run.begin(&self.config(run))?;
-        let start = Place::of(last.as_ref(), batches).step;
-        run.folder().rewind(start.min(total))?;
-        if start >= total {
-            run.folder()
-                .note("Training was already complete; nothing to do")?;
+        let total = total_steps(batches, self.epochs, self.max_steps)?;
+        let config = self.config(run);
+        let Some((last, place)) = run.open_loop(&config, batches, total)? else {
             return run.end(Outcome::Completed);
-        }
+        };
         let training = self.model.start(service, run, last.as_ref())?;
         let reference = self
             .model
@@ -170,7 +136,7 @@ impl Dpo {
             batches,
             total,
         };
-        tuner.go(run, data, start)
+        tuner.go(run, data, place.step)
     }
 
     fn config(&self, run: &Run) -> DpoConfig<'_> {
@@ -268,7 +234,7 @@ struct Tuner<'a> {
 impl Tuner<'_> {
     fn go(mut self, run: &mut Run, data: &dyn Dataset, start: usize) -> Result<Report> {
         let mut step = start;
-        let mut last = None;
+        let mut last: LastRow = None;
         while step < self.total && !run.is_interrupted() {
             if let Some((step, metrics, timing)) = last.take() {
                 run.log(step, &metrics, &timing)?;
@@ -278,19 +244,12 @@ impl Tuner<'_> {
             last = Some((step, metrics, timing));
             step += 1;
         }
-        let position = self.position(step);
-        let (outcome, saved) = match step == self.total {
-            true => (Outcome::Completed, self.checkpoints.save_final(&position)),
-            false => (Outcome::Interrupted, self.checkpoints.save(&position)),
+        let outcome = match step == self.total {
+            true => Outcome::Completed,
+            false => Outcome::Interrupted,
         };
-        if let Some((step, mut metrics, timing)) = last {
-            if saved.as_ref().is_ok_and(|saved| saved.is_final) {
-                metrics.set("final", true);
-            }
-            run.log(step, &metrics, &timing)?;
-        }
-        saved?;
-        run.end(outcome)
+        let position = self.position(step);
+        run.end_loop(&mut self.checkpoints, &position, outcome, last)
     }
 
     fn position(&self, step: usize) -> Position {
@@ -298,7 +257,7 @@ impl Tuner<'_> {
             steps: step,
             epoch: Some((step / self.batches) as u64),
             batch: (step % self.batches) as u64,
-            tokens: None,
+            ..Position::default()
         }
     }
 

@@ -7,7 +7,7 @@
 //! | to | use |
 //! |---|---|
 //! | train on examples | [`Supervised`], [`Dataset`], [`Batches`], [`SoftTargets`] |
-//! | train on preferences | [`Dpo`] |
+//! | train on preferences | [`Dpo`], or a judge: [`rl::PreferenceModel`] |
 //! | train by reinforcement | [`rl`] |
 //! | measure on the way | [`Evaluator`], [`NllEvaluator`] |
 //! | keep a run's files, read those of others | [`Run`], [`RunFolder`], [`RunReader`], [`Summary`] |
@@ -38,6 +38,7 @@ mod run;
 mod schedule;
 mod scores;
 mod soft;
+mod steps;
 mod summary;
 mod supervised;
 mod timing;

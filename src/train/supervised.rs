@@ -10,11 +10,11 @@ use super::dataset::Dataset;
 use super::evaluate::{Evaluator, Snapshot, evaluate_all, weighted_nll};
 use super::fault;
 use super::model::Model;
-use super::record::CheckpointRecord;
 use super::row::Row;
 use super::run::{Outcome, Report, Run};
 use super::schedule::Schedule;
 use super::scores::floats;
+use super::steps::{common_setters, total_steps};
 use super::timing::Timing;
 use crate::client::{ServiceClient, TrainStep, TrainingClient};
 use crate::text::Tokenizer;
@@ -89,12 +89,7 @@ impl Supervised {
         }
     }
 
-    /// Sets the highest learning rate.
-    #[must_use]
-    pub fn with_learning_rate(mut self, rate: f64) -> Self {
-        self.learning_rate = rate;
-        self
-    }
+    common_setters!();
 
     /// Sets how the learning rate changes.
     #[must_use]
@@ -110,38 +105,10 @@ impl Supervised {
         self
     }
 
-    /// Sets the most steps.
-    #[must_use]
-    pub fn with_max_steps(mut self, steps: usize) -> Self {
-        self.max_steps = Some(steps);
-        self
-    }
-
     /// Sets how many steps are submitted ahead.
     #[must_use]
     pub fn with_submit_ahead(mut self, steps: usize) -> Self {
         self.submit_ahead = steps;
-        self
-    }
-
-    /// Sets when checkpoints are saved.
-    #[must_use]
-    pub fn with_save(mut self, policy: SavePolicy) -> Self {
-        self.save = policy;
-        self
-    }
-
-    /// Sets the steps between evaluations.
-    #[must_use]
-    pub fn with_eval_every(mut self, steps: usize) -> Self {
-        self.eval_every = steps;
-        self
-    }
-
-    /// Adds an evaluator.
-    #[must_use]
-    pub fn with_evaluator(mut self, evaluator: impl Evaluator + 'static) -> Self {
-        self.evaluators.push(Box::new(evaluator));
         self
     }
 
@@ -165,20 +132,11 @@ impl Supervised {
         data: &dyn Dataset,
     ) -> Result<Report> {
         let batches = data.batches();
-        let steps = batches * self.epochs;
-        let total = self.max_steps.map_or(steps, |most| most.min(steps));
-        if total == 0 {
-            let problem = format!("{batches} batches and {} epochs make no step", self.epochs);
-            return Err(Error::invalid("steps", problem));
-        }
-        let last = run.begin(&self.config(run))?;
-        let place = Place::of(last.as_ref(), batches);
-        run.folder().rewind(place.step.min(total))?;
-        if place.step >= total {
-            run.folder()
-                .note("Training was already complete; nothing to do")?;
+        let total = total_steps(batches, self.epochs, self.max_steps)?;
+        let config = self.config(run);
+        let Some((last, place)) = run.open_loop(&config, batches, total)? else {
             return run.end(Outcome::Completed);
-        }
+        };
         let training = self.model.start(service, run, last.as_ref())?;
         let policy = self.save.clone();
         let folder = run.folder().clone();
@@ -282,27 +240,6 @@ struct SupervisedConfig<'a> {
     submit_ahead: usize,
 }
 
-/// Where a run begins: the step, and the tokens trained on before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) step: usize,
-    pub(super) tokens: u64,
-}
-
-impl Place {
-    /// After a checkpoint; a new run begins at the beginning.
-    pub(super) fn of(last: Option<&CheckpointRecord>, batches: usize) -> Self {
-        let epoch = last.and_then(|last| last.epoch).unwrap_or(0) as usize;
-        let batch = last.and_then(|last| last.batch).unwrap_or(0) as usize;
-        Self {
-            step: epoch * batches + batch,
-            tokens: last
-                .and_then(|last| last.extra.count("elapsed_tokens"))
-                .unwrap_or(0),
-        }
-    }
-}
-
 /// A run under way.
 struct Progress<'a> {
     settings: &'a Supervised,
@@ -352,24 +289,14 @@ impl Progress<'_> {
         while self.pending.len() > 1 {
             self.finish_oldest(run)?;
         }
-        let row = self
-            .pending
-            .pop_front()
-            .map(|oldest| self.finish(oldest))
-            .transpose()?;
-        let position = self.position(step);
-        let (outcome, saved) = match step == self.total {
-            true => (Outcome::Completed, self.checkpoints.save_final(&position)),
-            false => (Outcome::Interrupted, self.checkpoints.save(&position)),
+        let last = self.pending.pop_front();
+        let last = last.map(|oldest| self.finish(oldest)).transpose()?;
+        let outcome = match step == self.total {
+            true => Outcome::Completed,
+            false => Outcome::Interrupted,
         };
-        if let Some((step, mut metrics, timing)) = row {
-            if saved.as_ref().is_ok_and(|saved| saved.is_final) {
-                metrics.set("final", true);
-            }
-            run.log(step, &metrics, &timing)?;
-        }
-        saved?;
-        run.end(outcome)
+        let position = self.position(step);
+        run.end_loop(&mut self.checkpoints, &position, outcome, last)
     }
 
     /// Before a step.
@@ -379,6 +306,7 @@ impl Progress<'_> {
             epoch: Some((step / self.batches) as u64),
             batch: (step % self.batches) as u64,
             tokens: Some(self.tokens),
+            ..Position::default()
         }
     }
 
