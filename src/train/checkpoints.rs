@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::folder::RunFolder;
 use super::record::CheckpointRecord;
+use super::row::Row;
 use crate::client::{RestClient, Save, ServiceClient, TrainingClient};
 use crate::types::{SaveWeightsForSamplerResponse, SaveWeightsResponse};
 use crate::{Pending, Result};
@@ -123,6 +124,8 @@ pub struct Position {
     pub batch: u64,
     /// Training tokens so far, where they are counted.
     pub tokens: Option<u64>,
+    /// What else the checkpoint's row says.
+    pub extra: Row,
 }
 
 impl Position {
@@ -132,6 +135,7 @@ impl Position {
         if let Some(tokens) = self.tokens {
             record.extra.set("elapsed_tokens", tokens);
         }
+        record.extra.merge(self.extra.clone());
         record
     }
 }

@@ -6,6 +6,7 @@ use std::thread::{self, Scope};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::env::{EnvDataset, EnvGroup};
+use super::ledger::{Ledger, Place};
 use super::rollout::{Played, Stage};
 use super::settings::Rl;
 use super::train::{Learner, Rollout, rollout, sampler_steps};
@@ -17,10 +18,20 @@ use crate::train::interrupt::Interrupt;
 use crate::train::run::Run;
 use crate::train::timing::Timing;
 
-type Group = Arc<dyn EnvGroup>;
+/// A group and its place in the data.
+#[derive(Clone)]
+struct Ticket {
+    place: Place,
+    group: Arc<dyn EnvGroup>,
+}
 
-/// A group, what became of it, and the step of the weights it was played with.
-type Outcome = (Group, Result<Option<Played>>, usize);
+/// What the trainer hears.
+enum News {
+    /// A group was played with the weights of this step; nothing came of it if it was broken off.
+    Played(Ticket, Option<Played>, usize),
+    /// Every group has been handed out.
+    AllOut,
+}
 
 /// The newest sampler and its step.
 type Newest = Arc<Mutex<(SamplingClient, usize)>>;
@@ -33,18 +44,31 @@ impl Learner<'_> {
         run: &mut Run,
         data: &dyn EnvDataset,
         start: usize,
-        max_steps_off_policy: usize,
+        (ledger, max_steps_off_policy): (&Ledger, usize),
     ) -> Result<usize> {
         let first = data.batch(start);
-        let size = first
-            .map_err(|error| fault::callback("a batch", error))?
-            .len()
-            .max(1);
+        let first = first.map_err(|error| fault::callback("a batch", error))?;
+        let size = first.len().max(1);
+        if ledger.open() > 0 {
+            let open = ledger.open();
+            run.folder().note(&format!(
+                "{open} groups were on their way and are played anew"
+            ))?;
+        }
         let newest: Newest = Arc::new(Mutex::new((self.sampler.clone(), start)));
         let halt = Interrupt::new();
-        let (queue, waiting) = bounded::<Group>(size);
-        let (again, returned) = unbounded::<Group>();
-        let (done, outcomes) = unbounded::<Outcome>();
+        let (queue, waiting) = bounded::<Ticket>(size);
+        let (again, returned) = unbounded::<Ticket>();
+        let (done, news) = unbounded::<Result<News>>();
+        let loader = Loader {
+            data,
+            batches: self.total,
+            ledger: ledger.clone(),
+            queue,
+            returned,
+            done: done.clone(),
+            halt: halt.clone(),
+        };
         let players = Players {
             settings: self.settings,
             rewards: self.rewards.clone(),
@@ -53,11 +77,8 @@ impl Learner<'_> {
             newest: newest.clone(),
             done,
         };
-        let total = self.total;
-        let stop = halt.clone();
         thread::scope(|scope| {
-            let load = move || hand_out(data, start..total, &queue, &returned, &stop);
-            let mut started = spawn(scope, "tinker-load".into(), load);
+            let mut started = spawn(scope, "tinker-load".into(), move || loader.load());
             for number in 0..size {
                 let players = players.clone();
                 let name = format!("tinker-play-{number}");
@@ -69,18 +90,20 @@ impl Learner<'_> {
             }
             // The trainer must hear when the last player has gone.
             drop(players);
-            let trainer = Trainer {
+            let mut trainer = Trainer {
                 size,
+                ledger,
                 newest: &newest,
-                outcomes: &outcomes,
+                news: &news,
                 again: &again,
                 max_steps_off_policy,
+                all_out: false,
             };
             let reached = trainer.go(self, run, start);
             halt.set();
             // Players may be waiting for a group, the loader for a player: both find nobody.
             drop(again);
-            drop(outcomes);
+            drop(news);
             reached
         })
     }
@@ -98,26 +121,42 @@ fn spawn<'scope>(
 }
 
 /// Hands out every group once, and again those that came back too old.
-fn hand_out(
-    data: &dyn EnvDataset,
-    batches: std::ops::Range<usize>,
-    queue: &Sender<Group>,
-    returned: &Receiver<Group>,
-    halt: &Interrupt,
-) {
-    for batch in batches {
-        let groups = match data.batch(batch) {
-            Ok(groups) => groups,
-            Err(error) => {
-                ::log::error!("batch {batch} cannot be made, and is left out: {error}");
-                continue;
-            }
-        };
-        for group in groups {
-            for group in returned.try_iter().chain([group]) {
-                if halt.is_set() || queue.send(group).is_err() {
+struct Loader<'a> {
+    data: &'a dyn EnvDataset,
+    batches: usize,
+    ledger: Ledger,
+    queue: Sender<Ticket>,
+    returned: Receiver<Ticket>,
+    done: Sender<Result<News>>,
+    halt: Interrupt,
+}
+
+impl Loader<'_> {
+    fn load(self) {
+        for batch in self.ledger.first_batch()..self.batches {
+            let groups = match self.data.batch(batch) {
+                Ok(groups) => groups,
+                Err(error) => {
+                    let _ = self.done.send(Err(fault::callback("a batch", error)));
                     return;
                 }
+            };
+            for (index, group) in groups.into_iter().enumerate() {
+                let place = (batch, index);
+                if !self.ledger.hand_out(place) {
+                    continue;
+                }
+                for ticket in self.returned.try_iter().chain([Ticket { place, group }]) {
+                    if self.halt.is_set() || self.queue.send(ticket).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+        let _ = self.done.send(Ok(News::AllOut));
+        for ticket in &self.returned {
+            if self.queue.send(ticket).is_err() {
+                return;
             }
         }
     }
@@ -129,20 +168,21 @@ struct Players<'a> {
     settings: &'a Rl,
     rewards: Arc<rayon::ThreadPool>,
     halt: Interrupt,
-    waiting: Receiver<Group>,
+    waiting: Receiver<Ticket>,
     newest: Newest,
-    done: Sender<Outcome>,
+    done: Sender<Result<News>>,
 }
 
 impl Players<'_> {
     fn play(self) {
-        for group in &self.waiting {
+        for ticket in &self.waiting {
             if self.halt.is_set() {
                 return;
             }
             let (sampler, step) = lock(&self.newest).clone();
-            let played = self.play_one(&sampler, step, &group);
-            if self.done.send((group, played, step)).is_err() {
+            let played = self.play_one(&sampler, step, &ticket.group);
+            let news = played.map(|played| News::Played(ticket, played, step));
+            if self.done.send(news).is_err() {
                 return;
             }
         }
@@ -152,7 +192,7 @@ impl Players<'_> {
         &self,
         sampler: &SamplingClient,
         step: usize,
-        group: &Group,
+        group: &Arc<dyn EnvGroup>,
     ) -> Result<Option<Played>> {
         let stage = Stage {
             params: &self.settings.sampling,
@@ -183,14 +223,16 @@ impl Players<'_> {
 /// Trains on what players bring.
 struct Trainer<'a> {
     size: usize,
+    ledger: &'a Ledger,
     newest: &'a Newest,
-    outcomes: &'a Receiver<Outcome>,
-    again: &'a Sender<Group>,
+    news: &'a Receiver<Result<News>>,
+    again: &'a Sender<Ticket>,
     max_steps_off_policy: usize,
+    all_out: bool,
 }
 
 impl Trainer<'_> {
-    fn go(&self, learner: &mut Learner<'_>, run: &mut Run, start: usize) -> Result<usize> {
+    fn go(&mut self, learner: &mut Learner<'_>, run: &mut Run, start: usize) -> Result<usize> {
         let mut batch = start;
         while batch < learner.total && !run.is_interrupted() {
             let timing = Timing::start();
@@ -209,32 +251,37 @@ impl Trainer<'_> {
         Ok(batch)
     }
 
-    /// A batch of groups that are young enough; nothing when no more will come.
+    /// A batch of groups that are young enough, or what is left of them; nothing when no more
+    /// will come.
     fn collect(
-        &self,
+        &mut self,
         learner: &mut Learner<'_>,
         run: &Run,
         batch: usize,
     ) -> Result<Option<Vec<Rollout>>> {
-        let mut rollouts = Vec::new();
-        while rollouts.len() < self.size {
-            let Ok((group, played, step)) = self.outcomes.recv() else {
+        let (mut rollouts, mut places) = (Vec::new(), Vec::new());
+        while rollouts.len() < self.size && !(self.all_out && self.ledger.open() == places.len()) {
+            let Ok(news) = self.news.recv() else {
                 return Ok(None);
             };
             if run.is_interrupted() {
                 return Ok(None);
             }
-            let Some(played) = played? else {
-                continue;
-            };
-            learner.failures.count(&played);
-            if batch - step > self.max_steps_off_policy {
-                // Once everything has been handed out, nobody listens, and it is left out.
-                let _ = self.again.send(group);
-                continue;
+            match news? {
+                News::AllOut => self.all_out = true,
+                News::Played(_, None, _) => {}
+                News::Played(ticket, Some(_), step) if batch - step > self.max_steps_off_policy => {
+                    // The loader listens for as long as there is a trainer.
+                    let _ = self.again.send(ticket);
+                }
+                News::Played(ticket, Some(played), step) => {
+                    learner.failures.count(&played);
+                    places.push(ticket.place);
+                    rollouts.extend(rollout(played, &ticket.group, step));
+                }
             }
-            rollouts.extend(rollout(played, &group, step));
         }
-        Ok(Some(rollouts))
+        self.ledger.close(&places);
+        Ok(Some(rollouts).filter(|rollouts| !rollouts.is_empty()))
     }
 }

@@ -7,6 +7,7 @@
 
 mod ahead;
 mod env;
+mod ledger;
 mod metrics;
 mod rollout;
 mod settings;

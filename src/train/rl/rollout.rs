@@ -134,15 +134,18 @@ impl Stage<'_> {
         }
         let episodes: usize = tallies.iter().map(|tally| tally.open).sum();
         thread::scope(|scope| {
-            for number in 0..self.threads.min(episodes) {
+            let spawn = |number: usize| {
                 let (waiting, done) = (waiting.clone(), done.clone());
                 let work = move || self.perform(sampler, &waiting, &done, timing);
                 let named = thread::Builder::new().name(format!("tinker-env-{number}"));
-                named.spawn_scoped(scope, work).map_err(|error| {
+                let spawned = named.spawn_scoped(scope, work).map(drop);
+                spawned.map_err(|error| {
                     Error::Internal(Context::caused("cannot start a thread", error))
-                })?;
-            }
-            let played = self.gather(groups, tallies, &tasks, &results, timing, &mut each);
+                })
+            };
+            let started: Result<()> = (0..self.threads.min(episodes)).try_for_each(spawn);
+            let played = started
+                .and_then(|()| self.gather(groups, tallies, &tasks, &results, timing, &mut each));
             // What nobody has begun is not begun any more.
             drop(tasks);
             while waiting.try_recv().is_ok() {}

@@ -15,6 +15,7 @@ use crate::train::checkpoints::SavePolicy;
 use crate::train::evaluate::Evaluator;
 use crate::train::model::Model;
 use crate::train::run::Run;
+use crate::train::steps::common_setters;
 use crate::types::{AdamParams, Loss, LossFn, SamplingParams};
 
 /// How sampling and training take turns.
@@ -31,7 +32,11 @@ pub enum Mode {
         minibatches: usize,
     },
     /// Playing goes on while training does; what was played with weights more steps old than this
-    /// is played again. Resuming is not exact: what was played and not yet trained on is lost.
+    /// is played again.
+    ///
+    /// Which group is played with which weights depends on how fast others were, so no two runs are
+    /// the same, and a resumed one is not the one it would have become. It trains on every group
+    /// once all the same: checkpoints say which were on their way, and those are played anew.
     Async {
         /// The oldest weights a group may have been played with, in steps.
         max_steps_off_policy: usize,
@@ -158,12 +163,7 @@ impl Rl {
         }
     }
 
-    /// Sets the learning rate.
-    #[must_use]
-    pub fn with_learning_rate(mut self, rate: f64) -> Self {
-        self.learning_rate = rate;
-        self
-    }
+    common_setters!();
 
     /// Sets how answers are sampled.
     #[must_use]
@@ -231,38 +231,10 @@ impl Rl {
         self
     }
 
-    /// Sets the most batches.
-    #[must_use]
-    pub fn with_max_steps(mut self, steps: usize) -> Self {
-        self.max_steps = Some(steps);
-        self
-    }
-
-    /// Sets when checkpoints are saved.
-    #[must_use]
-    pub fn with_save(mut self, policy: SavePolicy) -> Self {
-        self.save = policy;
-        self
-    }
-
     /// Plays these environments on the way, without training on them: `test/env/all/…`.
     #[must_use]
     pub fn with_test(mut self, test: impl EnvDataset + Send + 'static) -> Self {
         self.test = Some(Box::new(test));
-        self
-    }
-
-    /// Adds an evaluator.
-    #[must_use]
-    pub fn with_evaluator(mut self, evaluator: impl Evaluator + 'static) -> Self {
-        self.evaluators.push(Box::new(evaluator));
-        self
-    }
-
-    /// Sets the batches between evaluations.
-    #[must_use]
-    pub fn with_eval_every(mut self, batches: usize) -> Self {
-        self.eval_every = batches;
         self
     }
 

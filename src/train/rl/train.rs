@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::env::{EnvDataset, EnvGroup};
+use super::ledger::Ledger;
 use super::metrics::{env_metrics, health};
 use super::rollout::{Played, Stage, reward_pool, summaries};
 use super::settings::{Mode, PolicyLoss, Rl};
@@ -19,6 +20,7 @@ use crate::train::model::freeze;
 use crate::train::row::Row;
 use crate::train::run::{Outcome, Report, Run};
 use crate::train::scores::split;
+use crate::train::steps::{LastRow, total_steps};
 use crate::train::supervised::logprobs;
 use crate::train::timing::Timing;
 use crate::types::{
@@ -39,20 +41,12 @@ impl Rl {
         run: &mut Run,
         data: &dyn EnvDataset,
     ) -> Result<Report> {
-        let total = self
-            .max_steps
-            .map_or(data.batches(), |most| most.min(data.batches()));
-        if total == 0 {
-            return Err(Error::invalid("batches", "must be at least one"));
-        }
-        let last = run.begin(&self.config(run))?;
-        let start = last.as_ref().and_then(|last| last.batch).unwrap_or(0) as usize;
-        run.folder().rewind(start.min(total))?;
-        if start >= total {
-            run.folder()
-                .note("Training was already complete; nothing to do")?;
+        let total = total_steps(data.batches(), 1, self.max_steps)?;
+        let config = self.config(run);
+        let Some((last, place)) = run.open_loop(&config, data.batches(), total)? else {
             return run.end(Outcome::Completed);
-        }
+        };
+        let start = place.step;
         let training = self.model.start(service, run, last.as_ref())?;
         let reference = match &self.kl_penalty {
             Some((penalty, source)) if penalty.coefficient > 0.0 => {
@@ -86,14 +80,21 @@ impl Rl {
             reference,
             rewards: Arc::new(reward_pool()?),
             failures: Failures::default(),
+            ledger: match self.mode {
+                Mode::Async { .. } => Some(Ledger::after(last.as_ref(), start)),
+                _ => None,
+            },
             last_row: None,
         };
         run.folder()
             .note(&format!("Will train on {total} batches"))?;
-        let reached = match self.mode {
-            Mode::Async {
-                max_steps_off_policy,
-            } => learner.go_async(run, data, start, max_steps_off_policy)?,
+        let reached = match (self.mode, learner.ledger.clone()) {
+            (
+                Mode::Async {
+                    max_steps_off_policy,
+                },
+                Some(ledger),
+            ) => learner.go_async(run, data, start, (&ledger, max_steps_off_policy))?,
             _ => learner.go(run, data, start)?,
         };
         learner.end(run, reached)
@@ -123,8 +124,9 @@ pub(super) struct Learner<'a> {
     own_teacher: Option<SamplingClient>,
     pub(super) rewards: Arc<rayon::ThreadPool>,
     pub(super) failures: Failures,
-    /// The last step's row, held back until it is known whether it is final.
-    last_row: Option<(usize, Row, Timing)>,
+    /// Which groups are on their way, where several batches are.
+    pub(super) ledger: Option<Ledger>,
+    last_row: LastRow,
 }
 
 /// What went wrong so far, by kind.
@@ -482,7 +484,7 @@ impl Learner<'_> {
             let name = format!("reference-{:06}", batch + 1);
             self.own_teacher = Some(freeze(run, &self.training, &name)?);
         }
-        let position = position(batch + 1);
+        let position = self.position(batch + 1);
         let done = batch + 1 == self.total;
         self.sampler = timing.span("save_checkpoint_and_get_sampling_client", || {
             let saved = match self.checkpoints.due(&position) {
@@ -528,25 +530,20 @@ impl Learner<'_> {
 
     /// The last checkpoint, of a run that came to its end or was interrupted.
     fn end(mut self, run: &mut Run, reached: usize) -> Result<Report> {
-        let interrupted = run.is_interrupted() && reached < self.total;
-        let (outcome, saved) = match interrupted {
-            true => (
-                Outcome::Interrupted,
-                self.checkpoints.save(&position(reached)),
-            ),
-            false => (
-                Outcome::Completed,
-                self.checkpoints.save_final(&position(self.total)),
-            ),
+        let (outcome, position) = match run.is_interrupted() && reached < self.total {
+            true => (Outcome::Interrupted, self.position(reached)),
+            false => (Outcome::Completed, position(self.total)),
         };
-        if let Some((batch, mut metrics, timing)) = self.last_row.take() {
-            if saved.as_ref().is_ok_and(|saved| saved.is_final) {
-                metrics.set("final", true);
-            }
-            run.log(batch, &metrics, &timing)?;
+        run.end_loop(&mut self.checkpoints, &position, outcome, self.last_row)
+    }
+
+    /// Where the run is after so many batches, and which groups are on their way then.
+    fn position(&self, batch: usize) -> Position {
+        let extra = self.ledger.as_ref().map(Ledger::to_row);
+        Position {
+            extra: extra.unwrap_or_default(),
+            ..position(batch)
         }
-        saved?;
-        run.end(outcome)
     }
 }
 
