@@ -250,6 +250,7 @@ impl Drop for Idle {
     }
 }
 
+#[allow(clippy::print_stdout, reason = "the parent process reads it")]
 fn hold_sockets(url: &str) {
     let host = url.strip_prefix("http://").unwrap();
     // As many as the machine allows: what it lacks is descriptors, not a server.
