@@ -2,15 +2,8 @@
 
 use std::ops::Range;
 
-use super::gemm::{dots, dots_bf16};
 use super::mapping::Section;
 use super::quant::{Dtype, widen};
-
-/// Up to this many rows bf16 weights are widened in registers, again for each row.
-const FUSED_ROWS: usize = 2;
-
-/// Weight rows widened at a time: few enough to stay in the nearest cache.
-const AT_HAND: usize = 8;
 
 /// A row-major weight matrix, `[outputs, inputs]` as checkpoints store it.
 #[derive(Debug, Clone)]
@@ -156,7 +149,7 @@ impl Matrix {
     }
 
     /// All weights, if they are in bf16 in plain order.
-    fn as_bf16(&self) -> Option<&[u16]> {
+    pub(crate) fn as_bf16(&self) -> Option<&[u16]> {
         match &self.store {
             Store::File(Stored {
                 section,
@@ -164,37 +157,6 @@ impl Matrix {
                 order: Order::Plain,
             }) if cfg!(target_endian = "little") => bytemuck::try_cast_slice(section.bytes()).ok(),
             _ => None,
-        }
-    }
-
-    /// `out[i][j] = x[i] · w[rows[j]]` for `n` rows of `x`; rows of `out` start `stride` apart.
-    ///
-    /// A row's result does not depend on the others.
-    pub(crate) fn dots(
-        &self,
-        x: &[f32],
-        rows: Range<usize>,
-        out: &mut [f32],
-        stride: usize,
-        scratch: &mut Vec<f32>,
-    ) {
-        let cols = self.cols;
-        if let Some(data) = self.as_f32() {
-            let data = &data[rows.start * cols..rows.end * cols];
-            return dots(x, cols, data, cols, out, stride);
-        }
-        // With more rows it pays to widen once and use the weights again from the cache.
-        if let (Some(data), true) = (self.as_bf16(), x.len() <= FUSED_ROWS * cols) {
-            let data = &data[rows.start * cols..rows.end * cols];
-            return dots_bf16(x, cols, data, cols, out, stride);
-        }
-        scratch.resize(AT_HAND * cols, 0.0);
-        for start in rows.clone().step_by(AT_HAND) {
-            let some = start..rows.end.min(start + AT_HAND);
-            let widened = &mut scratch[..some.len() * cols];
-            self.read_block(some, 0..cols, widened);
-            let place = &mut out[start - rows.start..];
-            dots(x, cols, widened, cols, place, stride);
         }
     }
 

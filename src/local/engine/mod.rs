@@ -20,7 +20,7 @@
 //! before anything is computed.
 //!
 //! Inside: `model` holds the weights, `pass` runs layers forward and backward over packed rows,
-//! `attention`, `linear`, `ops` and `head` are their parts, `decode` goes on from keys and values
+//! `attention`, `linear` (`panels` for large models), `ops` and `head` are their parts, `decode` goes on from keys and values
 //! remembered in `pages`, `prefix` finds those of prompts read before, `gemm` and `mapping` are the
 //! only places with `unsafe`.
 
@@ -47,6 +47,7 @@ mod model;
 mod ops;
 mod optim;
 mod pages;
+mod panels;
 mod pass;
 mod peft;
 mod pick;

@@ -1,8 +1,19 @@
-//! Matrix products: a checked wrapper around `matrixmultiply`, and what beats it for few rows.
+//! Matrix products: a checked wrapper around `matrixmultiply`, and what beats it for few rows and
+//! for large models.
 #![allow(
     unsafe_code,
-    reason = "matrixmultiply takes raw pointers; every call is bounds-checked here"
+    reason = "matrixmultiply and vector instructions take raw pointers; every call is bounds-checked here"
 )]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+use avx512::Load;
+#[cfg(not(target_arch = "x86_64"))]
+use std::marker::Copy as Load;
 
 /// A read-only matrix inside a slice, with strides counted in elements.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +116,168 @@ pub(crate) fn product(
     }
 }
 
+/// A type that weights are kept in: `f32`, or bf16 as its bits.
+pub(crate) trait Weight: Load + Sync {
+    fn widen(self) -> f32;
+}
+
+impl Weight for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Weight for u16 {
+    fn widen(self) -> f32 {
+        bf16(self)
+    }
+}
+
+/// Two dense matrices whose rows are multiplied with each other: `inner` numbers each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Factors<'a, W> {
+    pub(crate) x: &'a [f32],
+    pub(crate) w: &'a [W],
+    pub(crate) inner: usize,
+}
+
+impl Factors<'_, f32> {
+    /// No products at all.
+    pub(crate) const NONE: Self = Self {
+        x: &[],
+        w: &[],
+        inner: 0,
+    };
+}
+
+impl<W> Factors<'_, W> {
+    fn columns(&self) -> usize {
+        self.w.len() / self.inner
+    }
+
+    fn check(&self, rows: usize, columns: usize) {
+        assert!(
+            self.x.len() >= rows * self.inner,
+            "left matrix is too small"
+        );
+        assert!(
+            self.w.len() >= columns * self.inner,
+            "right matrix is too small"
+        );
+    }
+}
+
+/// Whether rows may be treated differently when they come together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// As if each came alone, to the last bit.
+    Alone,
+    /// Whatever is fastest.
+    Together,
+}
+
+/// Up to this many rows a dot product per weight row beats the general product.
+pub(crate) const FEW_ROWS: usize = 8;
+
+/// `out[i][first + j] = x[i] · w[j]`, with the products of `more` added.
+///
+/// An element is the same however the others are cut, so callers may split columns over threads.
+///
+/// # Panics
+///
+/// If a matrix is smaller than the result.
+pub(crate) fn project<W: Weight>(
+    main: Factors<'_, W>,
+    more: Factors<'_, f32>,
+    rows: Rows,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    let (count, columns) = (out.len(), main.columns());
+    main.check(count, columns);
+    more.check(count, columns);
+    #[cfg(target_arch = "x86_64")]
+    if avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked.
+        return unsafe { avx512::project(main, more, first, out) };
+    }
+    let mut dense = vec![0.0; count * columns];
+    let mut add = |x: &[f32], w: &[f32], inner: usize| {
+        let mut part = vec![0.0; dense.len()];
+        if rows == Rows::Alone || count <= FEW_ROWS {
+            dots(&x[..count * inner], inner, w, inner, &mut part, columns);
+        } else {
+            let w = View::new(w, columns, inner).transposed();
+            product(1.0, View::new(x, count, inner), w, 0.0, &mut part, columns);
+        }
+        dense
+            .iter_mut()
+            .zip(part)
+            .for_each(|(sum, part)| *sum += part);
+    };
+    let widened: Vec<f32> = main.w.iter().map(|w| w.widen()).collect();
+    add(main.x, &widened, main.inner);
+    if more.inner > 0 {
+        add(more.x, &more.w[..columns * more.inner], more.inner);
+    }
+    for (out, dense) in out.iter_mut().zip(dense.chunks_exact(columns)) {
+        out[first..first + columns].copy_from_slice(dense);
+    }
+}
+
+/// `out[i] += alpha * Σ a[i][p] * b[p]`, where row `p` of `b` starts at `p * stride`.
+///
+/// As with [`project`], callers may split rows and columns over threads.
+///
+/// # Panics
+///
+/// If a matrix reaches beyond its slice, or the rows of the result differ in length.
+pub(crate) fn accumulate<W: Weight>(
+    alpha: f32,
+    a: View<'_>,
+    b: &[W],
+    stride: usize,
+    out: &mut [&mut [f32]],
+) {
+    let width = out.first().map_or(0, |row| row.len());
+    if a.rows == 0 || a.cols == 0 || width == 0 {
+        return;
+    }
+    assert_eq!(a.rows, out.len(), "left matrix has other rows");
+    assert!(a.reach() <= a.data.len(), "left matrix exceeds its slice");
+    assert!(
+        (a.cols - 1) * stride + width <= b.len(),
+        "right matrix exceeds its slice"
+    );
+    assert!(
+        out.iter().all(|row| row.len() == width),
+        "rows differ in length"
+    );
+    #[cfg(target_arch = "x86_64")]
+    if avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked.
+        return unsafe { avx512::accumulate(alpha, a, b, stride, out) };
+    }
+    let rows = b.chunks(stride).take(a.cols);
+    let widened: Vec<f32> = rows
+        .flat_map(|row| row[..width].iter().map(|b| b.widen()))
+        .collect();
+    let mut dense = vec![0.0; a.rows * width];
+    product(
+        alpha,
+        a,
+        View::new(&widened, a.cols, width),
+        0.0,
+        &mut dense,
+        width,
+    );
+    for (out, dense) in out.iter_mut().zip(dense.chunks_exact(width)) {
+        out.iter_mut()
+            .zip(dense)
+            .for_each(|(sum, value)| *sum += value);
+    }
+}
+
 /// `out[i][j] = x[i] · w[j]` for a few rows of `x`: the general product would spend its time
 /// packing.
 ///
@@ -127,9 +300,9 @@ pub(crate) fn dots(
         "rows of the right matrix overlap"
     );
     #[cfg(target_arch = "x86_64")]
-    if wide::available() {
+    if avx2::available() {
         // SAFETY: the processor has AVX2 and FMA, as was just asked.
-        return unsafe { wide::single::dots(x, inputs, w, w_stride, out, out_stride) };
+        return unsafe { avx2::single::dots(x, inputs, w, w_stride, out, out_stride) };
     }
     for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
         for (w, out) in w.chunks(w_stride).zip(out) {
@@ -159,9 +332,9 @@ pub(crate) fn dots_bf16(
         "rows of the right matrix overlap"
     );
     #[cfg(target_arch = "x86_64")]
-    if wide::available() {
+    if avx2::available() {
         // SAFETY: the processor has AVX2 and FMA, as was just asked.
-        return unsafe { wide::half::dots(x, inputs, w, w_stride, out, out_stride) };
+        return unsafe { avx2::half::dots(x, inputs, w, w_stride, out, out_stride) };
     }
     let mut row = vec![0.0; inputs];
     for (index, w) in w.chunks(w_stride).enumerate() {
@@ -186,9 +359,9 @@ fn bf16(bits: u16) -> f32 {
 /// If a row reaches beyond its slice.
 pub(crate) fn add_weighted(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if wide::available() {
+    if avx2::available() {
         // SAFETY: as in `dots`.
-        return unsafe { wide::single::add_weighted(weights, rows, stride, out) };
+        return unsafe { avx2::single::add_weighted(weights, rows, stride, out) };
     }
     for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
         for (out, value) in out.iter_mut().zip(row) {
@@ -204,9 +377,9 @@ pub(crate) fn add_weighted(weights: &[f32], rows: &[f32], stride: usize, out: &m
 /// If a row reaches beyond its slice.
 pub(crate) fn add_weighted_bf16(weights: &[f32], rows: &[u16], stride: usize, out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if wide::available() {
+    if avx2::available() {
         // SAFETY: as in `dots`.
-        return unsafe { wide::half::add_weighted(weights, rows, stride, out) };
+        return unsafe { avx2::half::add_weighted(weights, rows, stride, out) };
     }
     for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
         for (out, value) in out.iter_mut().zip(row) {
@@ -232,190 +405,6 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     sums.iter().sum::<f32>() + tail
-}
-
-/// The same in AVX2, in tiles that keep their sums in registers. Written out, because compilers
-/// arrange it badly, and plain debug builds not at all.
-#[cfg(target_arch = "x86_64")]
-mod wide {
-    use std::arch::x86_64::*;
-
-    const LANES: usize = 8;
-
-    pub(super) fn available() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
-    }
-
-    /// The products of one kind of weight; only how it is loaded differs.
-    macro_rules! kernel {
-        ($name:ident, $weight:ty, $load:path, $number:expr) => {
-            pub(super) mod $name {
-                use super::*;
-
-                #[target_feature(enable = "avx2,fma")]
-                pub(in super::super) fn dots(
-                    mut x: &[f32],
-                    inputs: usize,
-                    w: &[$weight],
-                    w_stride: usize,
-                    mut out: &mut [f32],
-                    out_stride: usize,
-                ) {
-                    while !x.is_empty() {
-                        let left = x.len() / inputs;
-                        let rows = if left >= 4 { 4 } else { left.min(2) };
-                        let (now, later) = x.split_at(rows * inputs);
-                        match rows {
-                            4 => columns::<4, 2>(now, inputs, w, w_stride, out, out_stride),
-                            2 => columns::<2, 4>(now, inputs, w, w_stride, out, out_stride),
-                            _ => columns::<1, 8>(now, inputs, w, w_stride, out, out_stride),
-                        }
-                        x = later;
-                        out = out.get_mut(rows * out_stride..).unwrap_or_default();
-                    }
-                }
-
-                /// `ROWS` rows of `x` against all of `w`, `COLS` at a time.
-                #[inline]
-                #[target_feature(enable = "avx2,fma")]
-                fn columns<const ROWS: usize, const COLS: usize>(
-                    x: &[f32],
-                    inputs: usize,
-                    w: &[$weight],
-                    w_stride: usize,
-                    out: &mut [f32],
-                    out_stride: usize,
-                ) {
-                    let x = std::array::from_fn(|row| &x[row * inputs..(row + 1) * inputs]);
-                    let count = w.len().div_ceil(w_stride);
-                    let mut done = 0;
-                    while done + COLS <= count {
-                        tile::<ROWS, COLS>(
-                            x,
-                            &w[done * w_stride..],
-                            w_stride,
-                            &mut out[done..],
-                            out_stride,
-                        );
-                        done += COLS;
-                    }
-                    while done < count {
-                        tile::<ROWS, 1>(
-                            x,
-                            &w[done * w_stride..],
-                            w_stride,
-                            &mut out[done..],
-                            out_stride,
-                        );
-                        done += 1;
-                    }
-                }
-
-                #[inline]
-                #[target_feature(enable = "avx2,fma")]
-                fn tile<const ROWS: usize, const COLS: usize>(
-                    x: [&[f32]; ROWS],
-                    w: &[$weight],
-                    w_stride: usize,
-                    out: &mut [f32],
-                    out_stride: usize,
-                ) {
-                    let inputs = x[0].len();
-                    let whole = inputs / LANES;
-                    let w: [&[$weight]; COLS] =
-                        std::array::from_fn(|col| &w[col * w_stride..col * w_stride + inputs]);
-                    let x_lanes = x.map(|x| &x.as_chunks::<LANES>().0[..whole]);
-                    let w_lanes = w.map(|w| &w.as_chunks::<LANES>().0[..whole]);
-                    let mut sums = [[_mm256_setzero_ps(); COLS]; ROWS];
-                    for index in 0..whole {
-                        let mut w = [_mm256_setzero_ps(); COLS];
-                        for (w, lanes) in w.iter_mut().zip(&w_lanes) {
-                            *w = $load(&lanes[index]);
-                        }
-                        for (sums, lanes) in sums.iter_mut().zip(&x_lanes) {
-                            let x = load(&lanes[index]);
-                            for (sum, w) in sums.iter_mut().zip(w) {
-                                *sum = _mm256_fmadd_ps(x, w, *sum);
-                            }
-                        }
-                    }
-                    for (row, (x, sums)) in x.into_iter().zip(sums).enumerate() {
-                        for (col, (w, sum)) in w.into_iter().zip(sums).enumerate() {
-                            let tail = x[whole * LANES..].iter().zip(&w[whole * LANES..]);
-                            let sum = tail
-                                .fold(add_lanes(sum), |sum, (x, w)| x.mul_add($number(*w), sum));
-                            out[row * out_stride + col] = sum;
-                        }
-                    }
-                }
-
-                #[target_feature(enable = "avx2,fma")]
-                pub(in super::super) fn add_weighted(
-                    weights: &[f32],
-                    rows: &[$weight],
-                    stride: usize,
-                    out: &mut [f32],
-                ) {
-                    const BLOCK: usize = 4 * LANES;
-                    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
-                        let (start, width) = (index * BLOCK, out.len());
-                        if width < BLOCK {
-                            for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-                                for (out, value) in out.iter_mut().zip(&row[start..]) {
-                                    *out = weight.mul_add($number(*value), *out);
-                                }
-                            }
-                            continue;
-                        }
-                        let mut sums = [_mm256_setzero_ps(); 4];
-                        for (sum, out) in sums.iter_mut().zip(out.as_chunks::<LANES>().0) {
-                            *sum = load(out);
-                        }
-                        for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-                            let weight = _mm256_set1_ps(*weight);
-                            let row = row[start..start + BLOCK].as_chunks::<LANES>().0;
-                            for (sum, row) in sums.iter_mut().zip(row) {
-                                *sum = _mm256_fmadd_ps(weight, $load(row), *sum);
-                            }
-                        }
-                        for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
-                            // SAFETY: the pointer comes from an array of exactly eight numbers.
-                            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
-                        }
-                    }
-                }
-            }
-        };
-    }
-
-    kernel!(single, f32, load, |w: f32| w);
-    kernel!(half, u16, load_bf16, super::super::bf16);
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn load(lanes: &[f32; LANES]) -> __m256 {
-        // SAFETY: the pointer comes from an array of exactly eight numbers.
-        unsafe { _mm256_loadu_ps(lanes.as_ptr()) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn load_bf16(lanes: &[u16; LANES]) -> __m256 {
-        // SAFETY: the pointer comes from an array of exactly eight numbers.
-        let bits = unsafe { _mm_loadu_si128(lanes.as_ptr().cast()) };
-        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn add_lanes(lanes: __m256) -> f32 {
-        let four = _mm_add_ps(
-            _mm256_castps256_ps128(lanes),
-            _mm256_extractf128_ps::<1>(lanes),
-        );
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-    }
 }
 
 #[cfg(test)]
@@ -490,6 +479,79 @@ mod tests {
             add_weighted_bf16(&few[..outputs], &halves, inputs, &mut fused);
             let twice: Vec<f32> = general.iter().map(|sum| 2.0 * sum).collect();
             assert_eq!(fused, twice, "added to what was there");
+        }
+    }
+
+    /// Sizes that leave every kind of rest, against the general product; and every row alone.
+    #[test]
+    fn spread_products_give_what_the_general_product_gives() {
+        let numbers =
+            |len: usize| -> Vec<f32> { (0..len).map(|i| ((i * 37 % 19) as f32) - 9.0).collect() };
+        for (n, inner, more, outputs) in [(1, 16, 0, 1), (3, 31, 5, 9), (15, 300, 32, 53)] {
+            let (x, w) = (numbers(n * inner), numbers(outputs * inner));
+            let (h, b) = (numbers(n * more), numbers(outputs * more));
+            let halves: Vec<u16> = w.iter().map(|w| (w.to_bits() >> 16) as u16).collect();
+            let mut general = vec![0.0; n * outputs];
+            for (x, w, inner) in [(&x, &w, inner), (&h, &b, more)] {
+                let w = View::new(w, outputs, inner).transposed();
+                product(1.0, View::new(x, n, inner), w, 1.0, &mut general, outputs);
+            }
+            let more = Factors {
+                x: &h,
+                w: &b,
+                inner: more,
+            };
+            let main = Factors {
+                x: &x,
+                w: &halves,
+                inner,
+            };
+            let mut spread = vec![f32::NAN; n * (outputs + 2)];
+            let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(outputs + 2).collect();
+            project(main, more, Rows::Together, 1, &mut rows);
+            for (row, general) in rows.iter().zip(general.chunks_exact(outputs)) {
+                assert_eq!(row[1..=outputs], *general);
+                assert!(row[0].is_nan() && row[outputs + 1].is_nan());
+            }
+
+            let mut back = vec![1.0; n * inner];
+            product(
+                0.5,
+                View::new(&general, n, outputs),
+                View::new(&w, outputs, inner),
+                1.0,
+                &mut back,
+                inner,
+            );
+            let mut spread = vec![1.0; n * inner];
+            let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(inner).collect();
+            accumulate(
+                0.5,
+                View::new(&general, n, outputs),
+                &halves,
+                inner,
+                &mut rows,
+            );
+            assert_eq!(spread, back);
+            let mut back = vec![0.0; outputs * inner];
+            product(
+                1.0,
+                View::new(&general, n, outputs).transposed(),
+                View::new(&x, n, inner),
+                0.0,
+                &mut back,
+                inner,
+            );
+            let mut spread = vec![0.0; outputs * inner];
+            let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(inner).collect();
+            accumulate(
+                1.0,
+                View::new(&general, n, outputs).transposed(),
+                &x,
+                inner,
+                &mut rows,
+            );
+            assert_eq!(spread, back);
         }
     }
 }

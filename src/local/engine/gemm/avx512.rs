@@ -1,0 +1,298 @@
+//! The products of large models in AVX-512, in tiles that keep their sums in registers.
+//!
+//! The order in which an element is summed depends on the inner dimension alone, so rows and
+//! columns may be cut in any way without changing a bit of the result.
+
+use std::arch::x86_64::*;
+
+use super::{Factors, View};
+
+const LANES: usize = 16;
+
+/// Vectors side by side in a tile of [`accumulate`], and the rows of the right side it packs at a
+/// time: few enough to stay in the second cache.
+const VECTORS: usize = 3;
+const DEPTH: usize = 256;
+
+pub(super) fn available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// How weights of some type are loaded.
+pub(crate) trait Load: Copy {
+    /// Sixteen weights, widened; those that the mask leaves out are 0.
+    ///
+    /// # Safety
+    ///
+    /// The processor has AVX-512, and those that the mask asks for can be read.
+    unsafe fn load(weights: *const Self, mask: u16) -> __m512;
+}
+
+impl Load for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_maskz_loadu_ps(mask, weights) }
+    }
+}
+
+/// In bf16, the upper half of an `f32`.
+impl Load for u16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
+        // SAFETY: as the caller promises.
+        let bits = unsafe { _mm256_maskz_loadu_epi16(mask, weights.cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+/// The lanes of `count` numbers, at most all of them.
+fn mask(count: usize) -> u16 {
+    ((1u32 << count.min(LANES)) - 1) as u16
+}
+
+/// See [`super::project`], which has checked all sizes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn project<W: Load>(
+    main: Factors<'_, W>,
+    more: Factors<'_, f32>,
+    first: usize,
+    mut out: &mut [&mut [f32]],
+) {
+    let mut done = 0;
+    while !out.is_empty() {
+        let count = match out.len() {
+            6.. => 6,
+            4.. => 4,
+            2.. => 2,
+            _ => 1,
+        };
+        let (now, later) = out.split_at_mut(count);
+        match count {
+            6 => columns::<W, 6, 4>(main, more, done, first, now),
+            4 => columns::<W, 4, 4>(main, more, done, first, now),
+            2 => columns::<W, 2, 8>(main, more, done, first, now),
+            _ => columns::<W, 1, 8>(main, more, done, first, now),
+        }
+        done += count;
+        out = later;
+    }
+}
+
+/// `ROWS` rows from `row` on against all columns, `COLS` at a time.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn columns<W: Load, const ROWS: usize, const COLS: usize>(
+    main: Factors<'_, W>,
+    more: Factors<'_, f32>,
+    row: usize,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    let count = main.columns();
+    let mut col = 0;
+    while col + COLS <= count {
+        tile::<W, ROWS, COLS>(main, more, row, col, first + col, out);
+        col += COLS;
+    }
+    while col < count {
+        tile::<W, ROWS, 1>(main, more, row, col, first + col, out);
+        col += 1;
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn tile<W: Load, const ROWS: usize, const COLS: usize>(
+    main: Factors<'_, W>,
+    more: Factors<'_, f32>,
+    row: usize,
+    col: usize,
+    place: usize,
+    out: &mut [&mut [f32]],
+) {
+    let mut sums = [[_mm512_setzero_ps(); COLS]; ROWS];
+    add_products(&mut sums, main, row, col);
+    if more.inner > 0 {
+        add_products(&mut sums, more, row, col);
+    }
+    for (out, sums) in out.iter_mut().zip(&sums) {
+        let out = &mut out[place..place + COLS];
+        for (out, sums) in out.chunks_mut(4).zip(sums.chunks(4)) {
+            let mut four = [_mm512_setzero_ps(); 4];
+            four[..sums.len()].copy_from_slice(sums);
+            let total = add_lanes(four);
+            // SAFETY: the mask has as many lanes as there are places.
+            unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), mask(out.len()) as u8, total) };
+        }
+    }
+}
+
+/// Always inlined, because the sums must stay in registers: hence no `target_feature`.
+#[inline(always)]
+fn add_products<W: Load, const ROWS: usize, const COLS: usize>(
+    sums: &mut [[__m512; COLS]; ROWS],
+    factors: Factors<'_, W>,
+    row: usize,
+    col: usize,
+) {
+    let inner = factors.inner;
+    let x = &factors.x[row * inner..(row + ROWS) * inner];
+    let w = &factors.w[col * inner..(col + COLS) * inner];
+    let whole = inner - inner % LANES;
+    for at in (0..whole).step_by(LANES) {
+        add_step(sums, x, w, inner, at, u16::MAX);
+    }
+    if whole < inner {
+        add_step(sums, x, w, inner, whole, mask(inner - whole));
+    }
+}
+
+/// The products of one vector's width, from `at` on.
+#[inline(always)]
+fn add_step<W: Load, const ROWS: usize, const COLS: usize>(
+    sums: &mut [[__m512; COLS]; ROWS],
+    x: &[f32],
+    w: &[W],
+    inner: usize,
+    at: usize,
+    mask: u16,
+) {
+    debug_assert!(x.len() == ROWS * inner && w.len() == COLS * inner);
+    // SAFETY: the processor has AVX-512, or nothing here would run; the mask ends with the row, and
+    // the slices have all `ROWS` and `COLS` of them.
+    unsafe {
+        let mut weights = [_mm512_setzero_ps(); COLS];
+        for (col, weights) in weights.iter_mut().enumerate() {
+            *weights = W::load(w.as_ptr().add(col * inner + at), mask);
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let x = f32::load(x.as_ptr().add(row * inner + at), mask);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm512_fmadd_ps(x, weights, *sum);
+            }
+        }
+    }
+}
+
+/// The sums of four vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn add_lanes(sums: [__m512; 4]) -> __m128 {
+    let [a, b, c, d] = sums.map(|sum| {
+        _mm256_add_ps(
+            _mm512_castps512_ps256(sum),
+            _mm512_extractf32x8_ps::<1>(sum),
+        )
+    });
+    let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all))
+}
+
+/// See [`super::accumulate`], which has checked all sizes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn accumulate<W: Load>(
+    alpha: f32,
+    a: View<'_>,
+    b: &[W],
+    stride: usize,
+    out: &mut [&mut [f32]],
+) {
+    let width = out[0].len();
+    let mut packed = [[0.0; VECTORS * LANES]; DEPTH];
+    for start in (0..a.cols).step_by(DEPTH) {
+        let packed = &mut packed[..DEPTH.min(a.cols - start)];
+        for col in (0..width).step_by(VECTORS * LANES) {
+            let place = col..width.min(col + VECTORS * LANES);
+            pack(&b[start * stride + col..], stride, place.len(), packed);
+            let mut rows = &mut out[..];
+            let mut done = 0;
+            while !rows.is_empty() {
+                let count = match rows.len() {
+                    8.. => 8,
+                    4.. => 4,
+                    _ => 1,
+                };
+                let (now, later) = rows.split_at_mut(count);
+                let a = View {
+                    data: &a.data[done * a.row_stride + start * a.col_stride..],
+                    ..a
+                };
+                match count {
+                    8 => outer::<8>(alpha, a, packed, place.clone(), now),
+                    4 => outer::<4>(alpha, a, packed, place.clone(), now),
+                    _ => outer::<1>(alpha, a, packed, place.clone(), now),
+                }
+                done += count;
+                rows = later;
+            }
+        }
+    }
+}
+
+/// Copies `width` columns of rows that start `stride` apart, widened; what is missing becomes 0.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn pack<W: Load>(b: &[W], stride: usize, width: usize, packed: &mut [[f32; VECTORS * LANES]]) {
+    for (index, packed) in packed.iter_mut().enumerate() {
+        let row = &b[index * stride..index * stride + width];
+        for (vector, packed) in packed.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let start = (vector * LANES).min(width);
+            // SAFETY: the mask ends with the row, and the place has exactly sixteen numbers.
+            unsafe {
+                let weights = W::load(row.as_ptr().add(start), mask(width - start));
+                _mm512_storeu_ps(packed.as_mut_ptr(), weights);
+            }
+        }
+    }
+}
+
+/// Adds the products of `ROWS` rows of `a` with packed rows at a place in the result.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn outer<const ROWS: usize>(
+    alpha: f32,
+    a: View<'_>,
+    packed: &[[f32; VECTORS * LANES]],
+    place: std::ops::Range<usize>,
+    out: &mut [&mut [f32]],
+) {
+    let last = (ROWS - 1) * a.row_stride + (packed.len() - 1) * a.col_stride;
+    assert!(last < a.data.len(), "left matrix exceeds its slice");
+    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    for (index, packed) in packed.iter().enumerate() {
+        let mut vectors = [_mm512_setzero_ps(); VECTORS];
+        for (vector, packed) in vectors.iter_mut().zip(packed.as_chunks::<LANES>().0) {
+            // SAFETY: the pointer comes from an array of exactly sixteen numbers.
+            *vector = unsafe { _mm512_loadu_ps(packed.as_ptr()) };
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: both numbers are at most those of the assert above.
+            let a = unsafe {
+                *a.data
+                    .as_ptr()
+                    .add(row * a.row_stride + index * a.col_stride)
+            };
+            let a = _mm512_set1_ps(a);
+            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                *sum = _mm512_fmadd_ps(a, vector, *sum);
+            }
+        }
+    }
+    let alpha = _mm512_set1_ps(alpha);
+    for (out, sums) in out.iter_mut().zip(sums) {
+        for (out, sum) in out[place.clone()].chunks_mut(LANES).zip(sums) {
+            let mask = mask(out.len());
+            // SAFETY: the mask has as many lanes as there are places.
+            unsafe {
+                let total = _mm512_fmadd_ps(alpha, sum, f32::load(out.as_ptr(), mask));
+                _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, total);
+            }
+        }
+    }
+}
