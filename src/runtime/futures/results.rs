@@ -75,7 +75,10 @@ impl Results {
     pub(crate) fn check_open(&self) -> Result<()> {
         match (self.closing.is_set(), self.lost.get()) {
             (true, _) => Err(Error::Closed(Context::new("create a new client"))),
-            (false, Some(error)) => Err(error.clone()),
+            (false, Some(lost)) => {
+                let message = lost.context().map_or("", |context| &context.message);
+                Err(Error::NotSent(Context::caused(message, lost.clone())))
+            }
             (false, None) => Ok(()),
         }
     }

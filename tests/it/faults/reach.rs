@@ -149,7 +149,8 @@ fn reach_a_session_that_the_service_ended_is_said_and_takes_nothing_more() {
         }
         std::thread::yield_now();
     };
-    assert!(matches!(error, Error::Lost(_)), "{error}");
+    assert!(matches!(error, Error::NotSent(_)), "{error}");
+    assert_eq!(error.effect(), Effect::None);
     assert_eq!(error.remedy(), Remedy::RestoreFromCheckpoint);
     assert!(
         error.to_string().contains("session S1 has ended"),
