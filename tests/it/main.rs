@@ -55,6 +55,8 @@ mod server;
 mod sessions;
 /// Text in and out in one call.
 mod short_calls;
+/// A bad day from beginning to end.
+mod soak;
 /// What tests share: servers, clients, Python.
 mod support;
 /// Tokenizers and templates.

@@ -13,7 +13,7 @@ mod memory;
 mod models;
 mod openai;
 mod paging;
-mod process;
+pub(crate) mod process;
 mod proxy;
 mod restart;
 mod sampling;

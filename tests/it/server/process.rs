@@ -4,15 +4,15 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
-    pub(super) url: String,
+    pub(crate) url: String,
 }
 
 impl Process {
     /// Starts `tinker serve` on any port, with these arguments; it serves when this returns.
     #[track_caller]
-    pub(super) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Self {
+    pub(crate) fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tinker"));
         command
             .args(["serve", "--port", "0", "--threads", "1"])
@@ -22,7 +22,7 @@ impl Process {
 
     /// Starts a command that ends up as `tinker serve`.
     #[track_caller]
-    pub(super) fn spawn(mut command: Command) -> Self {
+    pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -37,7 +37,7 @@ impl Process {
 
     /// Ends it without warning; gives back what it had to say.
     #[track_caller]
-    pub(super) fn kill(mut self) -> String {
+    pub(crate) fn kill(mut self) -> String {
         self.child.kill().unwrap();
         self.end().1
     }
@@ -45,7 +45,7 @@ impl Process {
     /// Asks it to end (SIGTERM) and waits until it has.
     #[cfg(unix)]
     #[track_caller]
-    pub(super) fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         let told = Command::new("kill")
             .arg(self.child.id().to_string())
             .status();
@@ -66,7 +66,7 @@ impl Process {
 
     /// The processor time it has used, in the system's ticks.
     #[cfg(target_os = "linux")]
-    pub(super) fn ticks(&self) -> u64 {
+    pub(crate) fn ticks(&self) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         // After the name, which may have spaces: the 12th and 13th field.
         let fields = text.rsplit_once(')').unwrap().1.split_whitespace();
@@ -78,7 +78,7 @@ impl Process {
     }
 
     /// The memory it has, in KiB, where the system says.
-    pub(super) fn memory(&self) -> Option<f64> {
+    pub(crate) fn memory(&self) -> Option<f64> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
         line.split_whitespace().nth(1)?.parse().ok()

@@ -21,6 +21,27 @@ pub(crate) fn number(body: &[u8], field: u64) -> u64 {
     found
 }
 
+/// The text of the first field of this number of the outermost message.
+pub(crate) fn text(body: &[u8], field: u64) -> String {
+    let mut rest = body;
+    while !rest.is_empty() {
+        let tag = varint(&mut rest);
+        match tag & 7 {
+            0 => drop(varint(&mut rest)),
+            1 => drop(skip(&mut rest, 8)),
+            2 => {
+                let length = varint(&mut rest) as usize;
+                if tag >> 3 == field {
+                    return String::from_utf8_lossy(&rest[..length]).into_owned();
+                }
+                skip(&mut rest, length);
+            }
+            _ => drop(skip(&mut rest, 4)),
+        }
+    }
+    String::new()
+}
+
 /// The request's number.
 pub(crate) fn seq_id(body: &[u8]) -> u64 {
     number(body, 2)
