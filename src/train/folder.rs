@@ -219,8 +219,9 @@ impl RunFolder {
         fs::write(&path, text).map_err(|error| fault::file(&path, "write", error))
     }
 
-    /// Forgets what was logged at or after a step: those steps are done again. Also mends files
-    /// whose last line was cut short when the process died.
+    /// Forgets what was logged at or after a step: those steps are done again. What stays is no
+    /// longer `final`, since the run goes on. Also mends files whose last line was cut short when
+    /// the process died.
     ///
     /// # Errors
     ///
@@ -231,15 +232,16 @@ impl RunFolder {
             let Ok(text) = fs::read_to_string(&path) else {
                 continue;
             };
-            let before = |line: &&str| {
-                let row = Row::parse(line).ok();
-                row.is_some_and(|row| row.count("step").is_none_or(|at| at < step as u64))
+            let stays = |line: &str| {
+                let mut row = Row::parse(line).ok()?;
+                let before = row.count("step").is_none_or(|at| at < step as u64);
+                let line = match row.remove("final") {
+                    Some(_) => row.to_line(),
+                    None => line.to_owned(),
+                };
+                before.then(|| line + "\n")
             };
-            let kept: String = text
-                .lines()
-                .filter(before)
-                .map(|l| l.to_owned() + "\n")
-                .collect();
+            let kept: String = text.lines().filter_map(stays).collect();
             if kept != text {
                 self.write(file, &kept)?;
             }
@@ -354,9 +356,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(root.path(), Existing::Raise).unwrap();
         for step in 0..4usize {
-            folder
-                .append_metrics(&Row::new().with("step", step))
-                .unwrap();
+            let row = Row::new().with("step", step);
+            let last = step == 1;
+            let row = if last { row.with("final", true) } else { row };
+            folder.append_metrics(&row).unwrap();
         }
         let path = root.path().join("metrics.jsonl");
         let text = fs::read_to_string(&path).unwrap();

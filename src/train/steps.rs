@@ -101,8 +101,8 @@ impl Run {
     ) -> Result<Option<(Option<CheckpointRecord>, Place)>> {
         let last = self.begin(config)?;
         let place = Place::of(last.as_ref(), batches);
-        self.folder().rewind(place.step.min(total))?;
         if place.step < total {
+            self.folder().rewind(place.step)?;
             return Ok(Some((last, place)));
         }
         self.folder()

@@ -64,6 +64,37 @@ fn line(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
+/// Lines of code, without comments and those that the documentation hides.
+fn lines_of_code(code: &str) -> usize {
+    let shown =
+        |line: &&str| !["//", "# "].iter().any(|mark| line.starts_with(mark)) && !line.is_empty();
+    code.lines().map(str::trim).filter(shown).count()
+}
+
+#[test]
+fn programs_are_as_short_as_promised() {
+    let readme = include_str!("../../README.md");
+    let programs = [
+        ("## From a file of conversations", 25),
+        ("## Reinforcement learning", 40),
+    ];
+    for (title, most) in programs {
+        let (_, rest) = readme.split_once(title).unwrap();
+        let (_, code) = rest.split_once("```rust\n").unwrap();
+        let (code, _) = code.split_once("```").unwrap();
+        assert!(code.contains(".train(&service, &mut run,"), "{code}");
+        assert!(lines_of_code(code) <= most, "{title}");
+    }
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|end| end == "rs") {
+            let code = std::fs::read_to_string(&path).unwrap();
+            assert!(lines_of_code(&code) < 100, "{}", path.display());
+        }
+    }
+}
+
 #[test]
 fn quickstart_learns_and_saves() {
     let text = succeed(example("quickstart").arg("12"));
@@ -106,6 +137,8 @@ fn sft_jsonl_halves_its_loss_and_resumes() {
     );
     let metrics = std::fs::read_to_string(format!("{path}/metrics.jsonl")).unwrap();
     assert_eq!(metrics.lines().count(), 24, "each step once");
+    let first = metrics.lines().position(|line| line.contains("\"final\""));
+    assert_eq!(first, Some(23), "the run went on after step 17");
 }
 
 #[test]
