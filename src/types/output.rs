@@ -43,7 +43,8 @@ impl ForwardBackwardOutput {
         }
     }
 
-    /// The loss over the whole batch: the metric `loss:sum`.
+    /// The loss over the whole batch: the metric `loss:sum`, a sum over the targets of all examples
+    /// that is not divided by anything ([`LossFn`](crate::LossFn)).
     pub fn loss(&self) -> Option<f64> {
         self.metrics.get("loss:sum").copied()
     }

@@ -1,7 +1,7 @@
 //! A Python user finds what they know: every name the Python SDK exports is a name of this crate
 //! or finds its counterpart in the documentation's search.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +12,41 @@ use crate::support::python::interpreter;
 const WITHOUT: [&str; 3] = ["__title__", "__version__", "ExperimentalWarning"];
 
 const EXPORTED: &str = include_str!("../fixtures/python/all.json");
+
+/// The public methods of each public class.
+const METHODS: &str = include_str!("../fixtures/python/methods.json");
+
+const LIST_METHODS: &str = r#"
+import inspect, json, tinker
+def public(c):
+    is_method = lambda n: callable(getattr(c, n)) or isinstance(inspect.getattr_static(c, n), property)
+    return sorted(n for n in vars(c) if not n.startswith("_") and is_method(n))
+names = ["ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient", "APIFuture"]
+names += ["LossHandle", "ModelInput", "Datum", "TensorData", "ParsedCheckpointTinkerPath"]
+names += ["EncodedTextChunk", "DmelChunk"]
+print(json.dumps({name: public(getattr(tinker, name)) for name in names}))
+"#;
+
+fn methods() -> BTreeMap<String, Vec<String>> {
+    serde_json::from_str(METHODS).unwrap()
+}
+
+#[test]
+fn every_python_method_is_in_the_guide() {
+    let guide = include_str!("../../docs/from-python.md");
+    // What stands in backticks is every second part.
+    let code: Vec<&str> = guide.split('`').skip(1).step_by(2).collect();
+    let words = code
+        .iter()
+        .flat_map(|code| code.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    let known: BTreeSet<&str> = words.collect();
+    for (class, methods) in methods() {
+        for method in methods {
+            let twin = method.strip_suffix("_async").unwrap_or(&method);
+            assert!(known.contains(twin), "{class}.{method} is not in the guide");
+        }
+    }
+}
 
 fn exported() -> Vec<String> {
     serde_json::from_str(EXPORTED).unwrap()
@@ -71,7 +106,13 @@ fn the_list_is_what_the_python_sdk_exports() {
         return;
     };
     let script = "import json, tinker; print(json.dumps(tinker.__all__))";
-    let output = Command::new(python).args(["-c", script]).output().unwrap();
+    let output = Command::new(&python).args(["-c", script]).output().unwrap();
     let theirs: Vec<String> = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(exported(), theirs);
+    let output = Command::new(python)
+        .args(["-c", LIST_METHODS])
+        .output()
+        .unwrap();
+    let theirs: BTreeMap<String, Vec<String>> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(methods(), theirs);
 }
