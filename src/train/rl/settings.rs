@@ -25,8 +25,12 @@ pub enum Mode {
     /// All groups of a batch are played, then trained on.
     #[default]
     Sync,
-    /// Groups are trained on as soon as enough for one of this many parts are there; the weights
-    /// change only when the batch is done, so it is still on-policy.
+    /// Groups are trained on as soon as enough for one of this many parts are there; what is played
+    /// has the weights from before the batch, so it is still on-policy.
+    ///
+    /// Which groups make up a part depends on how fast they were. With one substep that changes
+    /// nothing but the order of a sum, and a resumed run is the one it would have become; with
+    /// several, not quite.
     Stream {
         /// Parts per substep. They and the substeps must divide the batch evenly.
         minibatches: usize,

@@ -301,7 +301,11 @@ impl Learner<'_> {
             metrics.merge(lesson.metrics.clone());
             let trained = timing.span("train_step", || self.substeps(&lesson))?;
             metrics.merge(trained.metrics);
-            metrics.merge(self.conclude(run, batch, &data, &trained.logprobs, timing)?);
+            let name = "compute_full_batch_metrics_and_get_sampling_client";
+            let concluded = timing.span(name, || {
+                self.conclude(run, batch, &data, &trained.logprobs, timing)
+            });
+            metrics.merge(concluded?);
             Ok(metrics)
         })
     }
