@@ -1,5 +1,7 @@
 //! The training toolkit.
 
+mod batches;
+mod checkpoints;
 mod data;
 mod folders;
 mod golden;

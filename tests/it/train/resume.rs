@@ -1,5 +1,6 @@
 //! Runs that are interrupted and resumed end as if they had not been, on the embedded engine.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -79,6 +80,7 @@ fn check(
     assert_eq!(rest.outcome, Outcome::Completed);
     same(root.path(), metrics);
     same_names(golden, &root.path().join("whole"));
+    files_are_there(&root.path().join("whole"), golden == "rl");
     let again = train(&service, &mut open("parts")).unwrap();
     assert_eq!(
         again.outcome,
@@ -155,10 +157,72 @@ fn same_names(golden: &str, path: &Path) {
     assert!(missing.iter().all(own), "{missing:?}");
     let [theirs, ours] = both("timing_spans.jsonl");
     assert_eq!(ours, theirs, "timing_spans.jsonl");
+    let [theirs, ours] =
+        [&fixtures.join(golden), path].map(|folder| spans(&lines(folder, "metrics.jsonl")));
+    // There they are measured also where there is nothing to do.
+    let seldom = [
+        "save_checkpoint",
+        "save_checkpoint_async",
+        "infrequent_evals",
+    ];
+    let missing: Vec<&String> = theirs.difference(&ours).collect();
+    assert!(
+        missing.iter().all(|name| seldom.contains(&name.as_str())),
+        "{missing:?}"
+    );
     let last = |folder: &Path| names(lines(folder, "checkpoints.jsonl").last().unwrap());
     let mut ours = last(path);
     ours.retain(|name| name != "final");
     assert_eq!(ours, last(&fixtures.join(golden)), "checkpoints.jsonl");
+}
+
+/// What was timed in any step.
+fn spans(rows: &[Row]) -> BTreeSet<String> {
+    let names = rows
+        .iter()
+        .flat_map(|row| row.iter().map(|(name, _)| name.to_owned()));
+    let timed = names.filter_map(|name| Some(name.strip_prefix("time/")?.to_owned()));
+    timed
+        .map(|name| name.split(':').next().unwrap().to_owned())
+        .collect()
+}
+
+/// The files that say how a run was made and how it went.
+#[track_caller]
+fn files_are_there(path: &Path, rollouts: bool) {
+    let text = |file: &str| std::fs::read_to_string(path.join(file)).unwrap();
+    assert!(
+        text("code.diff").starts_with("### "),
+        "{}",
+        text("code.diff")
+    );
+    let program = std::env::args().next().unwrap();
+    let log = text("logs.log");
+    let command = log.lines().next().unwrap();
+    assert!(
+        command.contains(" [INFO] ") && command.contains(&program),
+        "{log}"
+    );
+    assert!(text("summary.txt").contains(" steps in "));
+    let plot = text(if rollouts { "reward.svg" } else { "loss.svg" });
+    assert!(plot.starts_with("<svg"), "{plot}");
+    if rollouts {
+        let file = "iteration_000000/train_rollout_summaries.jsonl";
+        let fixture = "tests/fixtures/train/runfiles/rl";
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(fixture)
+            .join(file);
+        let theirs = std::fs::read_to_string(fixture).unwrap();
+        let [theirs, ours] = [theirs, text(file)].map(|text| {
+            let row = Row::parse(text.lines().next().unwrap()).unwrap();
+            let names: Vec<String> = row.iter().map(|(name, _)| name.to_owned()).collect();
+            let steps: serde_json::Value =
+                serde_json::from_str(&row.get("steps").unwrap().to_string()).unwrap();
+            let step: BTreeSet<String> = steps[0].as_object().unwrap().keys().cloned().collect();
+            (names, step)
+        });
+        assert_eq!(ours, theirs, "{file}");
+    }
 }
 
 #[test]

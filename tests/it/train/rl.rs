@@ -11,12 +11,12 @@ use tinker::local::LocalServer;
 use tinker::loss::{Objective, input, logprobs};
 use tinker::text::data::KlPenalty;
 use tinker::train::rl::{
-    Env, EnvBatches, EnvGroup, FailurePolicy, Limits, Observation, Problem, Rl, SelfDistillation,
-    Step,
+    Env, EnvBatches, EnvGroup, FailurePolicy, Grade, Limits, Observation, Problem, Rl,
+    SelfDistillation, Step,
 };
 use tinker::train::{Batches, Existing, Model, Run, RunReader, SoftTargets, Supervised};
 use tinker::types::SampledSequence;
-use tinker::{Datum, LoraConfig, ModelInput, Result, ServiceClient};
+use tinker::{Datum, LoraConfig, LossFn, ModelInput, Result, ServiceClient};
 
 use crate::support::local;
 
@@ -34,6 +34,7 @@ impl Env for Talk {
             .failures
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
         anyhow::ensure!(fails.is_err(), "the sandbox is down");
+        runs_on("tinker-env-")?;
         Ok(Observation::new(ModelInput::from_ints(self.said.clone())))
     }
 
@@ -47,6 +48,16 @@ impl Env for Talk {
             _ => Step::next(Observation::new(ModelInput::from_ints(self.said.clone()))),
         })
     }
+}
+
+/// Whether this is a thread of that kind.
+fn runs_on(kind: &str) -> anyhow::Result<()> {
+    let thread = std::thread::current();
+    anyhow::ensure!(
+        thread.name().is_some_and(|name| name.starts_with(kind)),
+        "{thread:?}"
+    );
+    Ok(())
 }
 
 /// Three talks.
@@ -166,6 +177,31 @@ fn limits_end_episodes() {
         Some(1.0)
     );
     assert_eq!(run.metrics[0].number("env/all/stop/max_turns"), Some(1.0));
+}
+
+#[test]
+fn every_loss_of_the_service_trains_on_rewards_of_their_own_pool() {
+    for loss in [LossFn::Ppo, LossFn::Cispo, LossFn::Dro, LossFn::Gspo] {
+        let run = trained(|service, run| {
+            let name = local::base_model(service);
+            let tokenizer = service.create_sampling_client(name.as_str())?.tokenizer()?;
+            let problem = Problem::new(&tokenizer, tokenizer.encode("word:")?, |answer| {
+                runs_on("tinker-reward-")?;
+                Ok(Grade::reward(answer.text.matches('a').count() as f64))
+            });
+            let group = problem.with_group_size(8).into_group();
+            let mut rl = Rl::new(model(service), 6).with_loss(loss.clone());
+            (rl.learning_rate, rl.compute_post_kl) = (1e-2, true);
+            rl.train(service, run, &EnvBatches::new([group], 1))
+                .map(drop)
+        });
+        let (_, run) = run.unwrap();
+        assert_eq!(run.config["loss_fn"], loss.as_str());
+        assert!(
+            run.metrics[0].number("kl_pre_post_v2").unwrap() > 0.0,
+            "{loss:?}"
+        );
+    }
 }
 
 fn questions(service: &ServiceClient, count: usize) -> Result<EnvBatches> {
