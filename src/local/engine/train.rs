@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::head::{self, Targets};
+use super::head::{self, Scores, Targets};
 use super::lora::{Adapter, LoraSpec, Merged};
 use super::loss::{Loss, Terms};
 use super::memory;
@@ -276,6 +276,11 @@ fn group(data: &[Datum], large: bool) -> Vec<&[Datum]> {
         true => GROUP_ROWS,
         false => (total / 8).clamp(64, GROUP_ROWS),
     };
+    cut(data, target)
+}
+
+/// Cuts data into consecutive groups of at most so many rows; a longer datum is one of its own.
+fn cut(data: &[Datum], target: usize) -> Vec<&[Datum]> {
     let mut groups = Vec::new();
     let (mut start, mut rows) = (0, 0);
     for (index, datum) in data.iter().enumerate() {
@@ -325,19 +330,35 @@ fn pass(
     }
 
     let normed = head::norm(net, &x, scratch);
-    let tokens: Vec<u32> = group
-        .iter()
-        .flat_map(|datum| &datum.targets)
-        .copied()
-        .collect();
-    let targets = Targets {
-        tokens: &tokens,
-        width: group[0].width,
-    };
-    let logp = head::log_probabilities(net, &normed, targets, scratch);
-    let (outputs, dlogp) = evaluate(group, loss, &logp);
-    if let Some(gradients) = gradients {
-        let mut dx = head::backward(net, &x, &normed, targets, &dlogp, gradients, scratch);
+    let mut dnormed = gradients.is_some().then(|| scratch.zeros(x.len()));
+    let mut gradients = gradients;
+    let mut outputs = Vec::new();
+    let (mut first, width) = (0, config.width);
+    for data in cut(group, head::rows_at_once(config.vocab)) {
+        let tokens: Vec<u32> = data
+            .iter()
+            .flat_map(|datum| &datum.targets)
+            .copied()
+            .collect();
+        let targets = Targets {
+            tokens: &tokens,
+            width: group[0].width,
+        };
+        let rows = first..first + tokens.len() / targets.width * width;
+        first = rows.end;
+        let normed = &normed[rows.clone()];
+        let mut scores = Scores::new(net, normed, targets, gradients.is_some(), scratch);
+        let (some, dlogp) = evaluate(data, loss, &scores.logp);
+        outputs.extend(some);
+        if let (Some(gradients), Some(dnormed)) = (&mut gradients, &mut dnormed) {
+            let dnormed = &mut dnormed[rows];
+            scores.backward(net, normed, targets, &dlogp, gradients, dnormed, scratch);
+        }
+        scores.recycle(scratch);
+    }
+    if let (Some(gradients), Some(dnormed)) = (gradients, dnormed) {
+        let mut dx = head::norm_back(net, &x, &dnormed, gradients, scratch);
+        scratch.give(dnormed);
         for (layer, step) in trail.into_iter().enumerate().rev() {
             let saved = match step {
                 Step::Kept(saved) => *saved,
