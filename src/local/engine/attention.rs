@@ -282,8 +282,11 @@ impl Own {
 
 /// The `index`-th `part` columns of rows that are `width` wide.
 fn columns(rows: &[f32], width: usize, index: usize, part: usize) -> Vec<f32> {
-    let own = |row: &[f32]| row[index * part..(index + 1) * part].to_vec();
-    rows.chunks_exact(width).flat_map(own).collect()
+    let mut own = Vec::with_capacity(rows.len() / width * part);
+    for row in rows.chunks_exact(width) {
+        own.extend_from_slice(&row[index * part..(index + 1) * part]);
+    }
+    own
 }
 
 /// Puts back what [`columns`] took out.

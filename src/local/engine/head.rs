@@ -5,8 +5,9 @@
 
 use rayon::prelude::*;
 
+use super::gemm::vectorised;
 use super::model::Net;
-use super::ops::{log_sum_exp, rms_norm, rms_norm_back};
+use super::ops::{exp, log_sum_exp, rms_norm, rms_norm_back};
 use super::pass::Gradients;
 use super::scratch::Scratch;
 
@@ -196,9 +197,11 @@ pub(crate) fn norm_back(
 /// Turns logits into their gradient in place: `Σ gₖ (onehotₖ − softmax)`.
 fn logits_gradient(logits: &mut [f32], total: f32, targets: &[u32], dlogp: &[f32]) {
     let sum: f32 = dlogp.iter().sum();
-    for logit in logits.iter_mut() {
-        *logit = -sum * super::ops::exp(*logit - total);
-    }
+    vectorised(|| {
+        for logit in logits.iter_mut() {
+            *logit = -sum * exp(*logit - total);
+        }
+    });
     for (token, g) in targets.iter().zip(dlogp) {
         logits[*token as usize] += g;
     }

@@ -149,13 +149,13 @@ impl Matrix {
     }
 
     /// All weights, if they are in bf16 in plain order.
-    pub(crate) fn as_bf16(&self) -> Option<&[u16]> {
+    pub(crate) fn as_bf16(&self) -> Option<&[[u8; 2]]> {
         match &self.store {
             Store::File(Stored {
                 section,
                 dtype: Dtype::Bf16,
                 order: Order::Plain,
-            }) if cfg!(target_endian = "little") => bytemuck::try_cast_slice(section.bytes()).ok(),
+            }) => Some(section.bytes().as_chunks().0),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::family::Activation;
-use super::gemm::dot;
+use super::gemm::{dot, vectorised};
 use super::rope::Rotary;
 
 /// From this many numbers on, rows are spread over threads.
@@ -26,6 +26,7 @@ fn by_rows(width: usize, from: &[f32], to: &mut [f32], work: impl Fn(&[f32], &mu
 }
 
 /// `eˣ` within two units of the last place, written so that loops over it vectorise.
+#[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.3, 88.0);
     // Adding 1.5 * 2²³ rounds to a whole number and leaves it in the low bits.
@@ -44,7 +45,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 
 impl Activation {
     /// What the gate goes through.
-    #[inline]
+    #[inline(always)]
     fn apply(self, x: f32) -> f32 {
         match self {
             Self::Silu => x / (1.0 + exp(-x)),
@@ -56,9 +57,11 @@ impl Activation {
     pub(crate) fn gate(self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         let pieces = gate.par_chunks(PIECE).zip(up.par_chunks(PIECE));
         let work = |gate: &[f32], up: &[f32], out: &mut [f32]| {
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                *out = self.apply(*gate) * up;
-            }
+            vectorised(|| {
+                for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+                    *out = self.apply(*gate) * up;
+                }
+            });
         };
         if out.len() < PARALLEL_FROM {
             return work(gate, up, out);
@@ -82,21 +85,29 @@ impl Activation {
 
     fn gate_back_piece(self, gate: &[f32], up: &[f32], dgate: &mut [f32], dup: &mut [f32]) {
         let rows = gate.iter().zip(up).zip(dgate).zip(dup);
-        for (((gate, up), dgate), dup) in rows {
-            let (value, slope) = match self {
-                Self::Silu => {
-                    let sigmoid = 1.0 / (1.0 + exp(-gate));
-                    (gate * sigmoid, sigmoid * (1.0 + gate * (1.0 - sigmoid)))
-                }
-                Self::GeluTanh => {
-                    let tanh = gelu_tanh(*gate);
-                    let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * gate * gate);
-                    let slope = 0.5 * (1.0 + tanh) + 0.5 * gate * (1.0 - tanh * tanh) * inner;
-                    (0.5 * gate * (1.0 + tanh), slope)
-                }
-            };
-            *dup = *dgate * value;
-            *dgate *= up * slope;
+        vectorised(|| {
+            for (((gate, up), dgate), dup) in rows {
+                let (value, slope) = self.with_slope(*gate);
+                *dup = *dgate * value;
+                *dgate *= up * slope;
+            }
+        });
+    }
+
+    /// What the gate goes through, and its derivative.
+    #[inline(always)]
+    fn with_slope(self, gate: f32) -> (f32, f32) {
+        match self {
+            Self::Silu => {
+                let sigmoid = 1.0 / (1.0 + exp(-gate));
+                (gate * sigmoid, sigmoid * (1.0 + gate * (1.0 - sigmoid)))
+            }
+            Self::GeluTanh => {
+                let tanh = gelu_tanh(gate);
+                let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * gate * gate);
+                let slope = 0.5 * (1.0 + tanh) + 0.5 * gate * (1.0 - tanh * tanh) * inner;
+                (0.5 * gate * (1.0 + tanh), slope)
+            }
         }
     }
 }
@@ -106,6 +117,7 @@ const GELU_SCALE: f32 = 0.797_884_6;
 const GELU_CUBE: f32 = 0.044_715;
 
 /// The hyperbolic tangent inside GELU's approximation.
+#[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * GELU_SCALE * (x + GELU_CUBE * x * x * x)) + 1.0)
 }
@@ -226,32 +238,37 @@ impl Rotation {
 
 /// Turns scores into probabilities in place.
 pub(crate) fn softmax(scores: &mut [f32]) {
-    let peak = largest(scores);
-    for score in scores.iter_mut() {
-        *score = exp(*score - peak);
-    }
-    let scale = 1.0 / sum(scores);
-    for score in scores {
-        *score *= scale;
-    }
+    vectorised(|| {
+        let peak = largest(scores);
+        for score in scores.iter_mut() {
+            *score = exp(*score - peak);
+        }
+        let scale = 1.0 / sum(scores);
+        for score in scores {
+            *score *= scale;
+        }
+    });
 }
 
 /// `ln Σ eˣ`; blocks are added in `f64`, because with a large vocabulary small terms count.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f32 {
     const BLOCK: usize = 256;
-    let peak = largest(logits);
-    let mut total = 0.0;
-    for logits in logits.chunks(BLOCK) {
-        let mut block = [0.0; BLOCK];
-        for (out, logit) in block.iter_mut().zip(logits) {
-            *out = exp(logit - peak);
+    vectorised(|| {
+        let peak = largest(logits);
+        let mut total = 0.0;
+        for logits in logits.chunks(BLOCK) {
+            let mut block = [0.0; BLOCK];
+            for (out, logit) in block.iter_mut().zip(logits) {
+                *out = exp(logit - peak);
+            }
+            total += f64::from(sum(&block[..logits.len()]));
         }
-        total += f64::from(sum(&block[..logits.len()]));
-    }
-    peak + total.ln() as f32
+        peak + total.ln() as f32
+    })
 }
 
 /// The largest number, found in lanes so that it vectorises.
+#[inline(always)]
 pub(crate) fn largest(values: &[f32]) -> f32 {
     let (lanes, tail) = values.as_chunks::<16>();
     let mut best = [f32::NEG_INFINITY; 16];
@@ -267,6 +284,7 @@ pub(crate) fn largest(values: &[f32]) -> f32 {
 }
 
 /// The sum, in lanes so that it vectorises.
+#[inline(always)]
 fn sum(values: &[f32]) -> f32 {
     let (lanes, tail) = values.as_chunks::<16>();
     let mut sums = [0.0f32; 16];

@@ -4,6 +4,8 @@
 
 use half::f16;
 
+use super::gemm::vectorised;
+
 /// How a checkpoint spells its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dtype {
@@ -60,6 +62,11 @@ impl Dtype {
 
 /// Converts whole blocks of a checkpoint's little-endian numbers to `f32`.
 pub(crate) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
+    vectorised(|| widen_all(bytes, dtype, out));
+}
+
+#[inline(always)]
+fn widen_all(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
             for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -82,6 +89,7 @@ pub(crate) fn widen(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
 
 /// Half precision without a branch, so that it vectorises: the exponent is moved by a product,
 /// which also takes care of numbers too small to be normal.
+#[inline(always)]
 fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     let shift = f32::from_bits((254 - 15) << 23);
     for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -97,6 +105,7 @@ fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline(always)]
 fn blocks<const BYTES: usize, const COUNT: usize>(
     bytes: &[u8],
     out: &mut [f32],
@@ -112,10 +121,12 @@ fn blocks<const BYTES: usize, const COUNT: usize>(
     }
 }
 
+#[inline(always)]
 fn half_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
+#[inline(always)]
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     for (out, quant) in out.iter_mut().zip(&block[2..]) {
@@ -123,6 +134,7 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
+#[inline(always)]
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     let (low, high) = out.split_at_mut(16);
@@ -132,6 +144,7 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
+#[inline(always)]
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (scale, offset) = (half_at(block, 0), half_at(block, 2));
     let (low, high) = out.split_at_mut(16);

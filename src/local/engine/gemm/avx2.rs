@@ -9,6 +9,11 @@ pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn run<T>(work: impl FnOnce() -> T) -> T {
+    work()
+}
+
 /// The products of one kind of weight; only how it is loaded differs.
 macro_rules! kernel {
     ($name:ident, $weight:ty, $load:path, $number:expr) => {

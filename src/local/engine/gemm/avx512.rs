@@ -21,6 +21,11 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn run<T>(work: impl FnOnce() -> T) -> T {
+    work()
+}
+
 /// How weights of some type are loaded.
 pub(crate) trait Load: Copy {
     /// Sixteen weights, widened; those that the mask leaves out are 0.
@@ -41,7 +46,7 @@ impl Load for f32 {
 }
 
 /// In bf16, the upper half of an `f32`.
-impl Load for u16 {
+impl Load for [u8; 2] {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn load(weights: *const Self, mask: u16) -> __m512 {

@@ -116,7 +116,23 @@ pub(crate) fn product(
     }
 }
 
-/// A type that weights are kept in: `f32`, or bf16 as its bits.
+/// Runs a loop over numbers with the widest vectors the processor has, where the compiler would
+/// only use those that every processor has. The numbers are the same, to the last bit.
+///
+/// It takes effect for what is inlined into `work`.
+pub(crate) fn vectorised<T>(work: impl FnOnce() -> T) -> T {
+    #[cfg(target_arch = "x86_64")]
+    if avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked.
+        return unsafe { avx512::run(work) };
+    } else if avx2::available() {
+        // SAFETY: the processor has AVX2 and FMA, as was just asked.
+        return unsafe { avx2::run(work) };
+    }
+    work()
+}
+
+/// A type that weights are kept in: `f32`, or bf16 as its bytes, which may lie anywhere in a file.
 pub(crate) trait Weight: Load + Sync {
     fn widen(self) -> f32;
 }
@@ -127,9 +143,9 @@ impl Weight for f32 {
     }
 }
 
-impl Weight for u16 {
+impl Weight for [u8; 2] {
     fn widen(self) -> f32 {
-        bf16(self)
+        bf16(u16::from_le_bytes(self))
     }
 }
 
@@ -490,7 +506,8 @@ mod tests {
         for (n, inner, more, outputs) in [(1, 16, 0, 1), (3, 31, 5, 9), (15, 300, 32, 53)] {
             let (x, w) = (numbers(n * inner), numbers(outputs * inner));
             let (h, b) = (numbers(n * more), numbers(outputs * more));
-            let halves: Vec<u16> = w.iter().map(|w| (w.to_bits() >> 16) as u16).collect();
+            let upper = |w: &f32| [(w.to_bits() >> 16) as u8, (w.to_bits() >> 24) as u8];
+            let halves: Vec<[u8; 2]> = w.iter().map(upper).collect();
             let mut general = vec![0.0; n * outputs];
             for (x, w, inner) in [(&x, &w, inner), (&h, &b, more)] {
                 let w = View::new(w, outputs, inner).transposed();
