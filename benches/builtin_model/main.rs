@@ -56,10 +56,12 @@ fn main() {
         ["rewards"] => rewards::rewards_make_it_add_carefully(true),
         ["peft"] => export::exports_an_adapter_for_peft(true),
         ["large"] => large::a_model_of_600_million_weights_fits_in_3_gb(true),
-        ["shapes"] => shapes::shapes(true),
+        ["shapes", only @ ..] if only.len() < 2 => shapes::shapes(true, only.first().copied()),
         ["speed"] => speed::speed(true),
         _ => {
-            println!("make [FILE] | check | pig-latin | rewards | peft | large | shapes | speed");
+            println!(
+                "make [FILE] | check | pig-latin | rewards | peft | large | shapes [NAME] | speed"
+            );
             std::process::exit(2);
         }
     }
@@ -84,7 +86,7 @@ fn check() {
     rewards::rewards_make_it_add_carefully(false);
     export::exports_an_adapter_for_peft(false);
     large::a_model_of_600_million_weights_fits_in_3_gb(false);
-    shapes::shapes(false);
+    shapes::shapes(false, None);
     speed::speed(false);
     println!("all of it begins as it should");
 }

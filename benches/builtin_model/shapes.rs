@@ -19,7 +19,13 @@ const SMOLLM2: &str = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_si
     "intermediate_size": 1536, "rope_theta": 100000, "tie_word_embeddings": true,
     "max_position_embeddings": 8192}"#;
 
-pub(crate) fn shapes(long: bool) {
+/// Runs all measures, or those whose name begins like this.
+pub(crate) fn shapes(long: bool, only: Option<&str>) {
+    let measure = |name: &str, expected: usize, work: &mut dyn FnMut() -> usize| {
+        if only.is_none_or(|only| name.starts_with(only)) {
+            measure(long, name, expected, work);
+        }
+    };
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), if long { SMOLLM2 } else { SMALL });
     let base = Base::load(folder.path(), 2).unwrap();
@@ -39,7 +45,7 @@ pub(crate) fn shapes(long: bool) {
             })
             .collect();
         let name = format!("training {sequences} x {length}");
-        measure(long, &name, sequences * length, || {
+        measure(&name, sequences * length, &mut || {
             let output = trainer.forward_backward(&data, &Loss::CrossEntropy);
             trainer.optim_step(&AdamParams::default()).unwrap();
             let data = output.unwrap().data;
@@ -49,13 +55,13 @@ pub(crate) fn shapes(long: bool) {
     let adapter = trainer.adapter();
     let prompt = tokens(512 / scale);
     let read = prompt.len();
-    measure(long, "prefill", read, || {
+    measure("prefill", read, &mut || {
         grow(&base, &adapter, SampleRequest::new(prompt.clone(), 1), 1) - 1 + read
     });
     for samples in [1, 16, 64] {
         let length = 32 / scale;
         let request = SampleRequest::new(tokens(16), length);
-        measure(long, &format!("decode {samples}"), samples * length, || {
+        measure(&format!("decode {samples}"), samples * length, &mut || {
             grow(&base, &adapter, request.clone(), samples)
         });
     }

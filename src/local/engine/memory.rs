@@ -9,12 +9,21 @@ const DEFAULT: usize = 1 << 30;
 /// Numbers a pass may keep between forward and backward: a part of what was free when the first
 /// pass began.
 pub(crate) fn activations() -> usize {
+    (free() / 8).clamp(128 << 20, 4 << 30) / size_of::<f32>()
+}
+
+/// Bytes of buffers that a model keeps between passes; what is more goes back to the system.
+pub(crate) fn kept() -> usize {
+    (free() / 16).clamp(64 << 20, 1 << 30)
+}
+
+/// What was free when the first pass began.
+fn free() -> usize {
     static FREE: OnceLock<usize> = OnceLock::new();
-    let free = FREE.get_or_init(|| {
+    *FREE.get_or_init(|| {
         let told = fs::read_to_string("/proc/meminfo").ok();
         told.and_then(|told| available(&told)).unwrap_or(DEFAULT)
-    });
-    (free / 8).clamp(128 << 20, 4 << 30) / size_of::<f32>()
+    })
 }
 
 /// `MemAvailable` of `/proc/meminfo`, in bytes.

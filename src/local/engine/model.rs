@@ -7,6 +7,7 @@ use super::config::Config;
 use super::linear::Linear;
 use super::lora::{Adapter, Merged};
 use super::matrix::Matrix;
+use super::memory;
 use super::rope::Rotary;
 use super::scratch::Scratch;
 use crate::error::{Context, Error, Result};
@@ -256,8 +257,10 @@ impl Base {
     pub(crate) fn with_scratch<T>(&self, work: impl FnOnce(&mut Scratch) -> T) -> T {
         let mut scratch = lock(&self.inner.scratch).pop().unwrap_or_default();
         let result = work(&mut scratch);
-        if scratch.bytes() <= Scratch::KEEP {
-            lock(&self.inner.scratch).push(scratch);
+        let mut kept = lock(&self.inner.scratch);
+        let bytes: usize = kept.iter().map(Scratch::bytes).sum();
+        if bytes + scratch.bytes() <= memory::kept() {
+            kept.push(scratch);
         }
         result
     }

@@ -1,6 +1,12 @@
 //! AdamW, step for step as PyTorch computes it.
 
+use rayon::prelude::*;
+
+use super::gemm::vectorised;
 use crate::error::{Error, Result};
+
+/// Parameters that one task handles: fixed, so that sums do not depend on the number of threads.
+const PIECE: usize = 1 << 16;
 
 /// Settings of one step; the defaults are the service's.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,7 +84,8 @@ impl AdamParams {
 }
 
 impl AdamState {
-    /// Moves `weights` one step along `gradient`, which is clipped in place if asked.
+    /// Moves `weights` one step along `gradient`, which is clipped in place if asked; call it on a
+    /// thread of the base's pool.
     ///
     /// # Errors
     ///
@@ -126,24 +133,36 @@ fn update(
     let keep = (1.0 - params.learning_rate * params.weight_decay) as f32;
     let (blend, beta2) = ((1.0 - params.beta1) as f32, params.beta2 as f32);
     let (fresh, eps) = ((1.0 - params.beta2) as f32, params.eps as f32);
-    let mut moved = 0.0;
-    let moments = state.mean.iter_mut().zip(&mut state.square);
-    for ((weight, g), (mean, square)) in weights.iter_mut().zip(gradient).zip(moments) {
-        let before = *weight;
-        *weight *= keep;
-        *mean += (g - *mean) * blend;
-        *square = *square * beta2 + fresh * g * g;
-        *weight -= step_size * (*mean / (square.sqrt() / root + eps));
-        let change = f64::from(*weight - before);
-        moved += change * change;
-    }
-    moved
+    let moments = state.mean.par_chunks_mut(PIECE);
+    let moments = moments.zip(state.square.par_chunks_mut(PIECE));
+    let pieces = weights
+        .par_chunks_mut(PIECE)
+        .zip(gradient.par_chunks(PIECE))
+        .zip(moments);
+    let moved: Vec<f64> = pieces
+        .map(|((weights, gradient), (mean, square))| {
+            vectorised(|| {
+                let mut moved = 0.0;
+                let moments = mean.iter_mut().zip(square);
+                for ((weight, g), (mean, square)) in weights.iter_mut().zip(gradient).zip(moments) {
+                    let before = *weight;
+                    *weight *= keep;
+                    *mean += (g - *mean) * blend;
+                    *square = *square * beta2 + fresh * g * g;
+                    *weight -= step_size * (*mean / (square.sqrt() / root + eps));
+                    let change = f64::from(*weight - before);
+                    moved += change * change;
+                }
+                moved
+            })
+        })
+        .collect();
+    moved.iter().sum()
 }
 
 fn norm(values: &[f32]) -> f64 {
-    values
-        .iter()
-        .map(|value| f64::from(*value).powi(2))
-        .sum::<f64>()
-        .sqrt()
+    let square = |value: &f32| f64::from(*value).powi(2);
+    let pieces = values.par_chunks(PIECE);
+    let sums: Vec<f64> = pieces.map(|piece| piece.iter().map(square).sum()).collect();
+    sums.iter().sum::<f64>().sqrt()
 }

@@ -10,9 +10,6 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A set of buffers larger than this many bytes is given back to the system after a pass.
-    pub(crate) const KEEP: usize = 64 << 20;
-
     /// A buffer of `len` numbers with unspecified contents.
     pub(crate) fn take(&mut self, len: usize) -> Vec<f32> {
         let fits = self

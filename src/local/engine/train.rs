@@ -166,7 +166,8 @@ impl Trainer {
         let mut gradient = std::mem::take(&mut self.gradient);
         gradient.resize(self.adapter.params().len(), 0.0);
         let adapter = Arc::make_mut(&mut self.adapter);
-        let metrics = self.adam.step(adapter.params_mut(), &mut gradient, params);
+        let (adam, base) = (&mut self.adam, &self.base);
+        let metrics = base.run(|| adam.step(adapter.params_mut(), &mut gradient, params));
         gradient.clear();
         self.gradient = gradient;
         metrics
