@@ -58,26 +58,30 @@ pub(crate) struct Targets<'a> {
 
 /// The log-probabilities of every row's targets and, if they fit, the logits they come from.
 #[derive(Debug)]
-pub(crate) struct Scores {
+pub(crate) struct Scores<'a> {
+    normed: &'a [f32],
+    targets: Targets<'a>,
     pub(crate) logp: Vec<f32>,
     /// `ln Σ eˣ` of every row's logits.
     totals: Vec<f32>,
     logits: Option<Vec<f32>>,
 }
 
-impl Scores {
+impl<'a> Scores<'a> {
     /// Scores rows; with `keep` their logits are kept for [`backward`](Self::backward), which
     /// computes them again otherwise.
     pub(crate) fn new(
         net: &Net<'_>,
-        normed: &[f32],
-        targets: Targets<'_>,
+        normed: &'a [f32],
+        targets: Targets<'a>,
         keep: bool,
         scratch: &mut Scratch,
     ) -> Self {
         let (width, vocab) = (net.weights.config.width, net.weights.config.vocab);
         let (rows, step) = (normed.len() / width, rows_at_once(vocab));
         let mut scores = Self {
+            normed,
+            targets,
             logp: vec![0.0; rows * targets.width],
             totals: vec![0.0; rows],
             logits: None,
@@ -112,15 +116,13 @@ impl Scores {
     pub(crate) fn backward(
         &mut self,
         net: &Net<'_>,
-        normed: &[f32],
-        targets: Targets<'_>,
         dlogp: &[f32],
         gradients: &mut Gradients,
         dnormed: &mut [f32],
         scratch: &mut Scratch,
     ) {
         let (width, vocab) = (net.weights.config.width, net.weights.config.vocab);
-        let k = targets.width;
+        let (normed, targets, k) = (self.normed, self.targets, self.targets.width);
         let rows: Vec<usize> = dlogp
             .chunks_exact(k)
             .enumerate()

@@ -352,8 +352,7 @@ fn pass(
         let (some, dlogp) = evaluate(data, loss, &scores.logp);
         outputs.extend(some);
         if let (Some(gradients), Some(dnormed)) = (&mut gradients, &mut dnormed) {
-            let dnormed = &mut dnormed[rows];
-            scores.backward(net, normed, targets, &dlogp, gradients, dnormed, scratch);
+            scores.backward(net, &dlogp, gradients, &mut dnormed[rows], scratch);
         }
         scores.recycle(scratch);
     }
