@@ -67,7 +67,7 @@ pub(crate) fn a_model_of_600_million_weights_fits_in_3_gb(long: bool) {
 }
 
 /// The most memory this process has had, in bytes, where the system tells (Linux), else 0.
-fn peak_memory() -> usize {
+pub(crate) fn peak_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kilobytes = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok());

@@ -1,11 +1,11 @@
 //! Tokens per second at the shapes of real models, whose weights stay in bf16 in their file.
 //!
-//! `benches/real_shapes.py` compares them with PyTorch's, in turns.
+//! `benches/real_shapes.py` compares them with PyTorch's and llama.cpp's, in turns.
 
 use std::sync::Arc;
 
 use crate::drive::sample_all;
-use crate::large::{SMALL, write_model};
+use crate::large::{SMALL, peak_memory, write_model};
 use crate::local::engine::inside::Rng;
 use crate::local::engine::{
     AdamParams, Adapter, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer,
@@ -65,6 +65,7 @@ pub(crate) fn shapes(long: bool, only: Option<&str>) {
             grow(&base, &adapter, request.clone(), samples)
         });
     }
+    println!("peak memory: {} MB", peak_memory() >> 20);
 }
 
 /// Samples, and counts the tokens.
