@@ -25,7 +25,10 @@ pub(crate) fn exports_an_adapter_for_peft(long: bool) {
         trainer.optim_step(&adam).unwrap();
     }
     let output = trainer.forward(&data, &Loss::CrossEntropy).unwrap();
-    let files = trainer.adapter().to_peft("target/peft").unwrap();
+    let files = trainer
+        .adapter()
+        .to_peft("target/peft", base.config())
+        .unwrap();
     let config: serde_json::Value = serde_json::from_str(&files.config).unwrap();
     assert_eq!(config["r"], 8);
     if !long {

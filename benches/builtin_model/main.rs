@@ -27,7 +27,7 @@
 
 #[path = "../../src/error/mod.rs"]
 mod error;
-#[path = "../../src/gguf.rs"]
+#[path = "../../src/gguf/mod.rs"]
 mod gguf;
 #[path = "../../src/local/engine/random.rs"]
 mod random;

@@ -49,6 +49,7 @@
 //! # Ok::<(), tinker::Error>(())
 //! ```
 
+mod adapter;
 mod api;
 mod builder;
 #[cfg(feature = "chat")]
@@ -61,6 +62,8 @@ mod state;
 mod work;
 
 pub(crate) mod engine;
+#[cfg(feature = "text")]
+pub mod export;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

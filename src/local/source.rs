@@ -2,6 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use super::engine::Base;
 use crate::error::{Context, Error, Result};
 
 /// The name of the model that ships with the crate.
@@ -49,6 +50,17 @@ pub(super) enum Files {
     BuiltIn,
     Folder(PathBuf),
     Gguf(PathBuf),
+}
+
+impl Files {
+    /// Reads the model, on a thread of its own.
+    pub(super) fn load(&self) -> Result<Base> {
+        match self {
+            Self::BuiltIn => Base::builtin(1),
+            Self::Folder(path) => Base::load(path, 1),
+            Self::Gguf(path) => Base::load_gguf(path, 1),
+        }
+    }
 }
 
 impl ModelSource {

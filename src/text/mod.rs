@@ -35,3 +35,6 @@ pub use renderers::{Parsed, Renderer, Termination, TrainOnWhat};
 pub use selection::TokenizerId;
 pub use stream::DecodeStream;
 pub use tokenizer::{Specials, Tokenizer};
+
+#[cfg(feature = "local")]
+pub(crate) use convert::to_gguf;

@@ -87,6 +87,9 @@ enum Command {
     Completions(commands::help::Completions),
     /// Print the manual page, or write all of them.
     Man(commands::help::Man),
+    /// Write what was trained for other programs: an adapter, a whole model, a GGUF file.
+    #[cfg(feature = "local")]
+    Export(commands::export::Export),
     /// Look at run folders in a browser: no server, no model.
     #[cfg(feature = "local")]
     Console(commands::console::Console),
@@ -132,6 +135,8 @@ impl Command {
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(context, Cli::command()),
             Self::Man(command) => command.run(context, Cli::command()),
+            #[cfg(feature = "local")]
+            Self::Export(command) => command.run(context),
             #[cfg(feature = "local")]
             Self::Console(command) => command.run(),
             #[cfg(feature = "local")]

@@ -141,7 +141,8 @@ fn peft(call: &Call, path: &TinkerPath) -> Result<PeftFiles, Refusal> {
     let checkpoint = call.state().catalogue.find(path)?;
     let slot = call.work().adapter(path)?;
     let adapter = call.work().adapters.take(&slot)?;
-    Ok(adapter.to_peft(&checkpoint.base_model)?)
+    let offer = call.work().library.offer(&checkpoint.base_model)?;
+    Ok(adapter.to_peft(&checkpoint.base_model, &offer.config)?)
 }
 
 /// Copies a checkpoint into a run of its own.

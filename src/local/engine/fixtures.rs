@@ -288,7 +288,7 @@ fn adapters_survive_the_way_through_peft_files() {
         let fixture = Fixture::open(name);
         let base = fixture.base();
         let adapter = fixture.adapter(&base);
-        let files = adapter.to_peft("some/model").unwrap();
+        let files = adapter.to_peft("some/model", base.config()).unwrap();
         let again = Adapter::from_peft(base.config(), &files).unwrap();
         assert_eq!(adapter.params(), again.params());
         let doubled = PeftFiles {

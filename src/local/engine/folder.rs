@@ -176,6 +176,20 @@ impl Tensor {
     }
 }
 
+/// How a folder spells most of its numbers.
+///
+/// # Errors
+///
+/// If a file cannot be read, or is of a type that is not read here.
+#[cfg(feature = "text")]
+pub(crate) fn stored_as(folder: &Path) -> Result<Dtype> {
+    let files = weight_files(folder)?.into_iter();
+    let files = files.map(|name| Ok((name.clone(), Mapping::open(&folder.join(name))?)));
+    let tensors = Tensors::index(files.collect::<Result<Vec<_>>>()?)?;
+    let largest = tensors.by_name.values().max_by_key(|one| one.len());
+    largest.map_or(Ok(Dtype::F32), Tensor::dtype)
+}
+
 /// The weight files of a folder: those its index names, or the one file there is.
 pub(crate) fn weight_files(folder: &Path) -> Result<Vec<String>> {
     let index = folder.join("model.safetensors.index.json");

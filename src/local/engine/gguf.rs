@@ -340,7 +340,7 @@ impl TensorSource for Tensors {
 }
 
 /// ggml's name of a tensor that transformers calls `name`.
-fn ggml_name(name: &str, family: &Family) -> String {
+pub(crate) fn ggml_name(name: &str, family: &Family) -> String {
     let renamed = match name {
         "model.embed_tokens.weight" => "token_embd.weight",
         "model.norm.weight" => "output_norm.weight",

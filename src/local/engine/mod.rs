@@ -43,6 +43,8 @@ mod loss;
 mod mapping;
 mod matrix;
 mod memory;
+#[cfg(feature = "text")]
+mod merge;
 mod model;
 mod ops;
 mod optim;
@@ -67,12 +69,22 @@ pub(crate) use batch::{Batch, Listener};
 pub(crate) use checkpoint::Restore;
 pub(crate) use config::{Config, Usual};
 #[cfg(feature = "text")]
-pub(crate) use folder::weight_files;
+pub(crate) use family::{Activation, Family, Windows};
+#[cfg(feature = "text")]
+pub(crate) use folder::{stored_as, weight_files};
+#[cfg(feature = "text")]
+pub(crate) use gguf::ggml_name;
 pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;
+#[cfg(feature = "text")]
+pub(crate) use merge::{Layout, MergedTensor};
 pub(crate) use model::{Base, Threads};
 pub(crate) use optim::AdamParams;
-pub(crate) use peft::PeftFiles;
+pub(crate) use peft::{PeftFiles, base_model};
+#[cfg(feature = "text")]
+pub(crate) use quant::Dtype;
+#[cfg(feature = "text")]
+pub(crate) use rope::{Rope, Scaling};
 pub(crate) use sample::{
     PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason,
 };

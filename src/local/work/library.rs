@@ -250,13 +250,3 @@ impl Offer {
         true
     }
 }
-
-impl Files {
-    fn load(&self) -> Result<Base> {
-        match self {
-            Self::BuiltIn => Base::builtin(1),
-            Self::Folder(path) => Base::load(path, 1),
-            Self::Gguf(path) => Base::load_gguf(path, 1),
-        }
-    }
-}

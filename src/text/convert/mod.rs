@@ -2,6 +2,8 @@
 
 pub(super) mod gguf;
 pub(super) mod tiktoken;
+#[cfg(feature = "local")]
+pub(crate) mod to_gguf;
 
 use serde_json::{Value, json};
 

@@ -112,15 +112,7 @@ impl Tokenizer {
                 .map_err(|error| problem("cannot use", &file, error));
         }
         let bytes = fs::read(&file).map_err(|error| problem("cannot read", &file, error))?;
-        let folder = file.parent().unwrap_or(Path::new(""));
-        let place = folder.join("tokenizer_config.json");
-        let raw = match read_if_there(&place)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|error| problem("cannot parse", &place, error))?,
-            None => Map::new(),
-        };
-        let mut config = TokenizerConfig::new(&raw);
-        read_templates(folder, &mut config.chat_templates)?;
+        let (raw, config) = read_config(file.parent().unwrap_or(Path::new("")))?;
         let is_tiktoken = |ending| ending == "model" || ending == "tiktoken";
         match file.extension().is_some_and(is_tiktoken) {
             true => tiktoken_json(&bytes, &raw).and_then(|json| Self::of_value(name, json, config)),
@@ -278,6 +270,20 @@ fn tiktoken_json(ranks: &[u8], config: &Map<String, Value>) -> Result<Value, Box
     let special = convert::tiktoken::kimi_special_tokens(count, config);
     let pattern = convert::tiktoken::KIMI_PATTERN;
     Ok(convert::tiktoken::to_json(&tokens, pattern, &special))
+}
+
+/// What a folder says beside its vocabulary, as it is written and as it is understood.
+pub(in crate::text) fn read_config(folder: &Path) -> Result<(Map<String, Value>, TokenizerConfig)> {
+    let place = folder.join("tokenizer_config.json");
+    let raw = match read_if_there(&place)? {
+        Some(text) => {
+            serde_json::from_str(&text).map_err(|error| problem("cannot parse", &place, error))?
+        }
+        None => Map::new(),
+    };
+    let mut config = TokenizerConfig::new(&raw);
+    read_templates(folder, &mut config.chat_templates)?;
+    Ok((raw, config))
 }
 
 fn read_if_there(file: &Path) -> Result<Option<String>> {

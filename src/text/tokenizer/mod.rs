@@ -18,6 +18,8 @@ use super::stream::DecodeStream;
 use crate::error::{Error, Result};
 
 pub(super) use self::codec::Parts;
+#[cfg(feature = "local")]
+pub(super) use self::load::read_config;
 
 /// A model's tokenizer.
 ///

@@ -10,6 +10,8 @@ pub(crate) mod console;
 pub(crate) mod cost;
 pub(crate) mod data;
 pub(crate) mod doctor;
+#[cfg(feature = "local")]
+pub(crate) mod export;
 pub(crate) mod help;
 pub(crate) mod model;
 pub(crate) mod prompts;

@@ -1,13 +1,19 @@
 //! Adapters in the layout of Python's `peft`: `adapter_config.json`, `adapter_model.safetensors`.
 
-#[cfg(test)]
 mod import;
 
 use std::collections::HashMap;
 
-use super::checkpoint::{shaped, write_failed};
-use super::lora::{ALPHA, Adapter, Target};
-use crate::error::Result;
+use safetensors::tensor::SafeTensors;
+use serde_json::{Map, Value, json};
+
+pub(crate) use import::base_model;
+
+use super::checkpoint::{damaged, shaped, write_failed};
+use super::config::Config;
+use super::lora::{ALPHA, Adapter, Part, Target};
+use super::model::Projection;
+use crate::error::{Error, Result};
 
 /// An adapter's two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,26 +24,84 @@ pub(crate) struct PeftFiles {
     pub(crate) weights: Vec<u8>,
 }
 
+impl PeftFiles {
+    /// What the files are called.
+    pub(crate) const CONFIG: &'static str = "adapter_config.json";
+    pub(crate) const WEIGHTS: &'static str = "adapter_model.safetensors";
+
+    /// The same under the names that `peft` knows: the hosted service calls the head otherwise.
+    ///
+    /// # Errors
+    ///
+    /// If the files are damaged.
+    pub(crate) fn renamed(&self) -> Result<Self> {
+        let file = SafeTensors::deserialize(&self.weights).map_err(damaged)?;
+        let mut tensors = Vec::new();
+        for (name, tensor) in file.tensors() {
+            let name = match import::module_of(&name) {
+                Some((module, letter)) => key(module, letter),
+                None => name,
+            };
+            tensors.push((name, tensor));
+        }
+        let mut config: Value = serde_json::from_str(&self.config)
+            .map_err(|error| Error::invalid(Self::CONFIG, error.to_string()))?;
+        if let Some(Value::Array(modules)) = config.get_mut("target_modules") {
+            for module in modules.iter_mut().filter(|one| *one == "unembed_tokens") {
+                *module = "lm_head".into();
+            }
+        }
+        Ok(Self {
+            config: format!("{config:#}\n"),
+            weights: safetensors::serialize(tensors, Some(pytorch())).map_err(write_failed)?,
+        })
+    }
+}
+
 impl Adapter {
     /// The adapter as `peft` reads it; `base_model` is the name or folder it belongs to.
+    ///
+    /// Where a family stores several matrices as one, `peft` sees only that one: its correction
+    /// has the ranks of all of them, each with outputs of its own.
     ///
     /// # Errors
     ///
     /// If there is not enough memory to write it.
-    pub(crate) fn to_peft(&self, base_model: &str) -> Result<PeftFiles> {
+    pub(crate) fn to_peft(&self, base_model: &str, config: &Config) -> Result<PeftFiles> {
         let rank = self.spec().rank;
-        let mut tensors = Vec::new();
-        for part in self.parts() {
-            let path = part.target.path();
-            let (a, b) = (
-                &self.params()[part.a.clone()],
-                &self.params()[part.b.clone()],
-            );
-            tensors.push((key(&path, 'A'), shaped(a, vec![rank, part.inputs])?));
-            tensors.push((key(&path, 'B'), shaped(b, vec![part.outputs, rank])?));
+        let mut factors = Vec::new();
+        let (mut ranks, mut alphas) = (Map::new(), Map::new());
+        let mut modules: Vec<String> = Vec::new();
+        for (path, members) in self.stored(config) {
+            let own = rank * members.len();
+            let module = path.rsplit('.').next().unwrap_or(&path).to_owned();
+            if members.len() > 1 {
+                ranks.insert(module.clone(), own.into());
+                let alpha = f64::from(ALPHA) * members.len() as f64;
+                alphas.insert(module.clone(), alpha.into());
+            }
+            if !modules.contains(&module) {
+                modules.push(module);
+            }
+            let (mut a, mut b) = (Vec::new(), Vec::new());
+            for (index, part) in members.iter().enumerate() {
+                a.extend_from_slice(&self.params()[part.a.clone()]);
+                for row in self.params()[part.b.clone()].chunks_exact(rank) {
+                    let start = b.len();
+                    b.resize(start + own, 0.0);
+                    b[start + index * rank..start + (index + 1) * rank].copy_from_slice(row);
+                }
+            }
+            let (inputs, outputs) = (members[0].inputs, b.len() / own);
+            factors.push((key(&path, 'A'), a, vec![own, inputs]));
+            factors.push((key(&path, 'B'), b, vec![outputs, own]));
         }
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        let config = serde_json::json!({
+        let tensors = factors
+            .iter()
+            .map(|(name, values, shape)| Ok((name.as_str(), shaped(values, shape.clone())?)))
+            .collect::<Result<Vec<_>>>()?;
+        let config = json!({
+            "alpha_pattern": alphas,
             "base_model_name_or_path": base_model,
             "bias": "none",
             "fan_in_fan_out": false,
@@ -47,31 +111,53 @@ impl Adapter {
             "modules_to_save": null,
             "peft_type": "LORA",
             "r": rank,
-            "target_modules": self.modules(),
+            "rank_pattern": ranks,
+            "target_modules": modules,
             "task_type": "CAUSAL_LM",
         });
         Ok(PeftFiles {
             config: format!("{config:#}\n"),
-            weights: safetensors::serialize(tensors, Some(metadata)).map_err(write_failed)?,
+            weights: safetensors::serialize(tensors, Some(pytorch())).map_err(write_failed)?,
         })
     }
 
-    /// The names of the modules it corrects, each once.
-    fn modules(&self) -> Vec<&'static str> {
-        let mut modules: Vec<&str> = Vec::new();
+    /// The corrections by the modules that files have, each with what it is made of.
+    fn stored(&self, config: &Config) -> Vec<(String, Vec<&Part>)> {
+        let mut stored: Vec<(String, Vec<&Part>)> = Vec::new();
         for part in self.parts() {
-            let name = match part.target {
-                Target::Layer(_, projection) => {
-                    projection.path().rsplit('.').next().unwrap_or_default()
+            let path = match part.target {
+                Target::Layer(layer, projection) => {
+                    let fused = fused(config)
+                        .iter()
+                        .find(|(_, parts)| parts.contains(&projection));
+                    let module = fused.map_or(projection.path(), |(name, _)| name);
+                    format!("model.layers.{layer}.{module}")
                 }
-                Target::Head => "lm_head",
+                Target::Head => part.target.path(),
             };
-            if !modules.contains(&name) {
-                modules.push(name);
+            match stored.last_mut() {
+                Some((last, members)) if *last == path => members.push(part),
+                _ => stored.push((path, vec![part])),
             }
         }
-        modules
+        stored
     }
+}
+
+/// The modules that a family stores as one, and what they are made of.
+pub(super) fn fused(config: &Config) -> &'static [(&'static str, &'static [Projection])] {
+    use Projection::{Gate, K, Q, Up, V};
+    match config.family.fused {
+        true => &[
+            ("self_attn.qkv_proj", &[Q, K, V]),
+            ("mlp.gate_up_proj", &[Gate, Up]),
+        ],
+        false => &[],
+    }
+}
+
+fn pytorch() -> HashMap<String, String> {
+    HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
 fn key(path: &str, letter: char) -> String {

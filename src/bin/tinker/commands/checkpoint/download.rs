@@ -79,7 +79,7 @@ impl Download {
 }
 
 /// A path of something that can be downloaded.
-pub(super) fn downloadable(path: &str) -> anyhow::Result<TinkerPath> {
+pub(crate) fn downloadable(path: &str) -> anyhow::Result<TinkerPath> {
     let parsed: TinkerPath = super::checked(path)?.parse()?;
     match parsed.kind() {
         CheckpointKind::Sampler => {
@@ -91,7 +91,7 @@ pub(super) fn downloadable(path: &str) -> anyhow::Result<TinkerPath> {
 }
 
 /// Downloads with a bar, and ends the session the export opened.
-pub(super) fn fetch(
+pub(crate) fn fetch(
     context: &Context,
     service: &ServiceClient,
     path: &str,

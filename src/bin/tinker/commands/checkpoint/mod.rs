@@ -1,8 +1,8 @@
 //! `tinker checkpoint`: saved weights of the service.
 
 mod delete;
-mod download;
-mod push;
+pub(crate) mod download;
+pub(crate) mod push;
 
 use std::time::Duration;
 

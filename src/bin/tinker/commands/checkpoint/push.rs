@@ -187,11 +187,11 @@ fn not_logged_in(error: Error) -> anyhow::Error {
 }
 
 /// A folder of this process' own, gone with it.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let name = format!("tinker-push-{:016x}", fastrand::u64(..));
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let name = format!("tinker-{:016x}", fastrand::u64(..));
         let folder = std::env::temp_dir().join(name);
         let mut builder = fs::DirBuilder::new();
         #[cfg(unix)]

@@ -4,6 +4,9 @@
 //! the chat template), then a table of tensors. Everything here is read from the front of a file
 //! with memory in proportion to the bytes that are really there, whatever the counts claim.
 
+#[cfg(all(feature = "local", feature = "text"))]
+pub(crate) mod write;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -167,6 +170,14 @@ impl Gguf {
             Value::Bool(flag) => Some(*flag),
             _ => None,
         }
+    }
+
+    /// Every named value, by name.
+    #[cfg(all(feature = "local", feature = "text"))]
+    pub(crate) fn values(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.metadata
+            .iter()
+            .map(|(name, value)| (name.as_str(), value))
     }
 
     /// The table of tensors.
