@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::engine::PeftFiles;
 use crate::error::{Context, Error, Result};
@@ -11,6 +11,42 @@ use crate::error::{Context, Error, Result};
 const LARGEST_CONFIG: u64 = 16 << 20;
 /// More than any adapter takes that fits a machine this engine runs on.
 const LARGEST_WEIGHTS: u64 = 64 << 30;
+
+/// An adapter to serve and what its checkpoint is called.
+#[derive(Debug, Clone)]
+pub(super) struct AdapterSource {
+    name: String,
+    path: PathBuf,
+}
+
+impl AdapterSource {
+    pub(super) fn new(name: String, path: PathBuf) -> Self {
+        Self { name, path }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses a name that cannot be part of a checkpoint's path on every system.
+    pub(super) fn check(&self) -> Result<()> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        match (1..=100).contains(&self.name.len()) && self.name.chars().all(plain) {
+            true => Ok(()),
+            false => {
+                let problem = format!(
+                    "{:?} is no name of letters, digits, `-`, `_`, `.`",
+                    self.name
+                );
+                Err(Error::invalid("adapter", problem))
+            }
+        }
+    }
+}
 
 /// Reads an adapter from a folder, or from a tar archive of one, compressed with gzip or not.
 ///

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use super::LocalServer;
+use super::adapter::AdapterSource;
 use super::api::auth::{Auth, Key, User};
 use super::api::fault::Fault;
 use super::api::flags::Flags;
@@ -54,6 +55,7 @@ pub struct Builder {
     #[cfg(feature = "chat")]
     runs: Vec<PathBuf>,
     models: Vec<ModelSource>,
+    adapters: Vec<AdapterSource>,
     threads: usize,
     flags: Vec<(String, Value)>,
     jwt_lifetime: Duration,
@@ -88,6 +90,7 @@ impl Default for Builder {
             #[cfg(feature = "chat")]
             runs: Vec::new(),
             models: Vec::new(),
+            adapters: Vec::new(),
             threads: 0,
             flags: Vec::new(),
             jwt_lifetime: Duration::from_secs(3600),
@@ -259,6 +262,19 @@ impl Builder {
         self
     }
 
+    /// Takes in an adapter that was trained elsewhere, from a folder or a tar archive of
+    /// `adapter_config.json` and `adapter_model.safetensors`: `peft`'s, the hosted service's or this
+    /// crate's own. Everybody may sample from `tinker://adapter-NAME:train:0/sampler_weights/NAME`
+    /// and train on from `tinker://adapter-NAME:train:0/weights/NAME`. It belongs to the model that
+    /// its configuration names, or to the only one there is. Plain LoRA of any scale and of several
+    /// ranks is understood; other variants are refused by name, and so is what does not fit the
+    /// model. Default: none.
+    pub fn adapter(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        let source = AdapterSource::new(name.into(), path.into());
+        self.adapters.push(source);
+        self
+    }
+
     /// Sets a flag of `client/config` or `client/dynamic_config` by its name on the wire, such as
     /// `parallel_fwdbwd_chunks`. Setting `pjwt_auth_enabled` makes the server exchange keys for
     /// tokens and demand those. Setting `custom_loss_server_side` makes clients upload custom
@@ -404,6 +420,9 @@ impl Builder {
                 tempered_logprobs: self.tempered_logprobs,
             },
         )?;
+        for adapter in &self.adapters {
+            work.take_in(adapter)?;
+        }
         let jwt_lifetime = flags.jwt_enabled().then_some(self.jwt_lifetime);
         let auth = Auth::new(self.users.clone(), jwt_lifetime);
         let options = Options {
@@ -474,6 +493,14 @@ impl Builder {
         }
         if self.long_poll > Duration::from_secs(30) {
             return Err(Error::invalid("long_poll", "must be 30 s at most"));
+        }
+        for (index, adapter) in self.adapters.iter().enumerate() {
+            adapter.check()?;
+            let same = |other: &AdapterSource| other.name() == adapter.name();
+            if self.adapters[..index].iter().any(same) {
+                let problem = format!("two are called {}", adapter.name());
+                return Err(Error::invalid("adapter", problem));
+            }
         }
         for fault in &self.faults {
             check_endpoint("fault", fault.endpoint())?;

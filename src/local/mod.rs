@@ -2,7 +2,7 @@
 //!
 //! A [`LocalServer`] speaks what the hosted service speaks, so every client does: this crate's,
 //! the official Python SDK (old releases too), and OpenAI's and Anthropic's packages for sampling,
-//! below `/v1` and `/oai/api/v1`. It trains LoRA adapters on one base model with AdamW, and samples from them;
+//! below `/v1` and `/oai/api/v1`. It trains LoRA adapters on one or more base models with AdamW, and samples from them;
 //! inputs are text. What it does not have it refuses by name.
 //!
 //! Samples of all requests are drawn side by side, those of one adapter in one batch. A prompt that

@@ -19,6 +19,8 @@ mod console;
 mod downloads;
 /// Every example, run.
 mod examples;
+/// Trained models in other programs, and adapters from them.
+mod export;
 /// The fault matrix: what each answer or silence leads to, over real sockets.
 mod faults;
 /// Damaged input for every reader of bytes from outside.

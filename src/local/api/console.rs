@@ -56,7 +56,9 @@ pub(super) const ENDPOINTS: &[Endpoint] = &[
 ];
 
 fn hello(call: &Call) -> Answer {
-    Ok(Reply::json(&call.service.console.hello(true, &call.user)))
+    let offers = call.work().library.offers().iter();
+    let models = offers.map(|offer| offer.name.as_str()).collect();
+    Ok(Reply::json(&call.service.console.hello(models, &call.user)))
 }
 
 fn folders(call: &Call) -> Answer {

@@ -45,6 +45,8 @@ pub(in crate::local) struct Hello<'a> {
     /// Whether there is a server with models behind the page, or only folders.
     server: bool,
     model: &'a str,
+    /// Every model of the server, that one first.
+    models: Vec<&'a str>,
     user: &'a str,
     folders: Vec<String>,
     renderers: &'static [&'static str],
@@ -72,11 +74,13 @@ impl Console {
         Ok(Self::new(folders, BUILT_IN.to_owned(), tokenizer))
     }
 
-    pub(in crate::local) fn hello<'a>(&'a self, server: bool, user: &'a str) -> Hello<'a> {
+    /// What the page is told first; a page without models has no server behind it.
+    pub(in crate::local) fn hello<'a>(&'a self, models: Vec<&'a str>, user: &'a str) -> Hello<'a> {
         Hello {
             version: env!("CARGO_PKG_VERSION"),
-            server,
+            server: !models.is_empty(),
             model: &self.model,
+            models,
             user,
             folders: self.folders.names(),
             renderers: Renderer::names(),

@@ -138,7 +138,7 @@ impl Viewer {
         };
         let endpoint = rest.to_owned();
         match (&request.method, endpoint.as_str()) {
-            (&Method::GET, "hello") => Ok(Reply::json(&self.console.hello(false, "local"))),
+            (&Method::GET, "hello") => Ok(Reply::json(&self.console.hello(Vec::new(), "local"))),
             (&Method::GET, "events") => {
                 let mut stopped = self.stopped.subscribe();
                 let stopping = async move {

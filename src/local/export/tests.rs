@@ -175,8 +175,9 @@ fn every_family_survives_the_way_through_a_folder() {
     }
 }
 
-/// In fewer bits the numbers differ by what was rounded. These models have random weights, and
-/// log-probabilities of minus dozens: bounds are fractions of the largest.
+/// In fewer bits the numbers differ by what was rounded, and the engine then keeps keys and values
+/// in bf16 too. These models have random weights, which makes much of it: bounds are fractions of
+/// the largest log-probability, a few times what was measured.
 #[test]
 fn every_family_survives_the_way_through_gguf() {
     for (fixture, change) in families() {
@@ -185,9 +186,9 @@ fn every_family_survives_the_way_through_gguf() {
         let expected = scene.adapt(&base, true);
         for (weight_type, bound) in [
             (WeightType::F32, 1e-6),
-            (WeightType::F16, 2e-3),
-            (WeightType::Bf16, 2e-2),
-            (WeightType::Q8_0, 2e-2),
+            (WeightType::F16, 1e-2),
+            (WeightType::Bf16, 1e-1),
+            (WeightType::Q8_0, 1e-1),
         ] {
             let file = scene.path(&format!("{weight_type}.gguf"));
             let done = scene
@@ -199,7 +200,6 @@ fn every_family_survives_the_way_through_gguf() {
             let merged = Base::load_gguf(&file, 1).unwrap();
             let distance = distance(&logprobs(&merged, None), &expected);
             let distance = distance / expected.iter().fold(1.0, |most, x| x.abs().max(most));
-            eprintln!("{fixture} {weight_type}: {distance}");
             assert!(distance < bound, "{fixture} {weight_type}: {distance}");
             assert_eq!(merged.config().eos, base.config().eos);
         }

@@ -6,6 +6,7 @@ pub(super) mod convert;
 mod crew;
 mod custom;
 pub(super) mod generate;
+mod imports;
 pub(super) mod jobs;
 pub(super) mod library;
 pub(super) mod samples;
@@ -18,6 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::adapter::AdapterSource;
 use super::engine::{self, Batch, Listener, SampleRequest};
 use super::source::ModelSource;
 use super::state::State;
@@ -87,6 +89,11 @@ impl Workshop {
         };
         saving::restore_all(&workshop);
         Ok(workshop)
+    }
+
+    /// Makes a checkpoint of an adapter from elsewhere.
+    pub(super) fn take_in(&self, source: &AdapterSource) -> Result<()> {
+        imports::take_in(self, source)
     }
 
     /// The adapter of a checkpoint.

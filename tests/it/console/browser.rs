@@ -152,6 +152,30 @@ impl Browser {
         self.post("/actions", json!({"actions": [keyboard]}));
     }
 
+    /// Draws the mouse across an element, between two parts of its width, with the button held.
+    pub(crate) fn drag(&self, selector: &str, from: f64, to: f64) {
+        let place = format!(
+            "(() => {{ const one = document.querySelector({selector:?}); one.scrollIntoView({{block: 'center'}});\
+             const box = one.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; }})()"
+        );
+        let place = self.value(&place);
+        let number = |index: usize| place[index].as_f64().unwrap();
+        let move_to = |part: f64| {
+            let x = (number(0) + part * number(2)).round();
+            let y = (number(1) + number(3) / 2.0).round();
+            json!({"type": "pointerMove", "duration": 50, "x": x, "y": y})
+        };
+        let actions = json!([
+            move_to(from),
+            {"type": "pointerDown", "button": 0},
+            move_to(to),
+            {"type": "pointerUp", "button": 0},
+        ]);
+        let mouse = json!({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"},
+            "actions": actions});
+        self.post("/actions", json!({"actions": [mouse]}));
+    }
+
     /// Clicks the first element that fits, once there is one.
     #[track_caller]
     pub(crate) fn click(&self, selector: &str) {

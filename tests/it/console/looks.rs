@@ -4,11 +4,12 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::{Value, json};
-use tinker::local::LocalServer;
+use tinker::local::{LocalServer, ModelSource};
 use tinker::train::{Batches, Conversations, Existing, Logger, Row, Run, Supervised};
 use tinker::{ServiceClient, config::Config};
 
 use super::browser::Browser;
+use super::get;
 
 const MODEL: &str = "tinker-local/tiny";
 const ENTER: &str = "\u{E007}";
@@ -110,6 +111,7 @@ fn a_run_is_drawn_while_it_trains_and_its_checkpoint_talks() {
     browser.wait("document.querySelector('.badge.completed')");
     pointing_at_curves(&browser);
     parts_of_a_run(&browser);
+    managing_checkpoints(&browser, &url);
     talking(&browser);
     other_views(&browser);
     browser.assert_quiet("");
@@ -121,13 +123,107 @@ fn pointing_at_curves(browser: &Browser) {
     browser.value("document.querySelector('.chart .plot').focus()");
     browser.keys("\u{E014}\u{E014}");
     browser.wait("document.querySelector('.readout').textContent.startsWith('step 1')");
+    let range = "document.querySelector('.chart svg').getAttribute('data-x')";
+    let all = browser.value(range);
+    let shows_all = format!("{range} === {all} && document.querySelector('.chart button').hidden");
     browser.keys("+");
     browser.wait("document.querySelector('.chart button').hidden === false");
     browser.keys("\u{E00C}");
-    browser.wait("document.querySelector('.chart button').hidden === true");
+    browser.wait(&shows_all);
+    // By mouse: what is drawn across is looked at closely.
+    browser.drag(".chart .plot", 0.3, 0.7);
+    browser.wait(&format!(
+        "{range} !== {all} && !document.querySelector('.chart button').hidden"
+    ));
+    let part: Vec<f64> = numbers(&browser.value(range));
+    let whole: Vec<f64> = numbers(&all);
+    assert!(
+        part[0] > whole[0] && part[1] < whole[1],
+        "{part:?} of {whole:?}"
+    );
+    browser.click(".chart button");
+    browser.wait(&shows_all);
     browser.click("label.line input[type=checkbox]");
     browser.wait("document.querySelector('.tinker-plot[data-log]')");
     browser.shoot("run");
+}
+
+fn numbers(text: &Value) -> Vec<f64> {
+    let parts = text.as_str().unwrap().split(' ');
+    parts.map(|part| part.parse().unwrap()).collect()
+}
+
+/// The buttons beside each checkpoint.
+fn managing_checkpoints(browser: &Browser, url: &str) {
+    let button = |name: &str| {
+        format!(
+            "[...document.querySelectorAll('tr button')].find((one) => one.textContent === '{name}')"
+        )
+    };
+    let press = |name: &str| {
+        browser.wait(&button(name));
+        browser.value(&format!("{}.click()", button(name)));
+    };
+    browser.value("document.activeElement.blur()");
+    browser.keys("2");
+    browser.wait("document.querySelectorAll('td input[type=checkbox]').length === 2");
+
+    // The path goes to the clipboard, or is shown where a page may not write there.
+    let path = "document.querySelector('tbody tr').dataset.key";
+    browser.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }");
+    press("Copy path");
+    browser.wait(&format!("window.copied === {path}"));
+    browser.wait("document.querySelector('#toast').textContent === 'Copied'");
+    browser.value("navigator.clipboard.writeText = () => Promise.reject(new Error('not here'))");
+    press("Copy path");
+    browser.wait(&format!(
+        "document.querySelector('dialog[open] input').value === {path}"
+    ));
+    browser.keys(ENTER);
+    browser.wait("!document.querySelector('dialog[open]')");
+
+    // A lifetime is set, and taken back.
+    let expires = "document.querySelectorAll('tbody tr')[0].cells[4].textContent";
+    for (seconds, met) in [("3600", "!=="), ("", "===")] {
+        press("Lifetime");
+        browser.wait("document.querySelector('dialog[open] select')");
+        browser.value(&format!(
+            "document.querySelector('dialog select').value = '{seconds}'"
+        ));
+        browser.click("dialog button.main");
+        browser.wait(&format!("{expires} {met} 'never'"));
+    }
+
+    // An export is a link to an archive that peft reads.
+    browser.value(
+        "HTMLAnchorElement.prototype.click = function () { window.taken = [this.getAttribute('href'), this.download]; }",
+    );
+    press("Export");
+    browser.wait("window.taken");
+    browser.value("delete HTMLAnchorElement.prototype.click");
+    let taken = browser.value("window.taken");
+    assert_eq!(taken[1], "checkpoint.tar");
+    let archive = get(url, taken[0].as_str().unwrap());
+    let holds = |name: &[u8]| archive.body.windows(name.len()).any(|part| part == name);
+    assert_eq!(archive.status, 200);
+    assert!(holds(b"adapter_config.json") && holds(b"adapter_model.safetensors"));
+
+    // Two that are picked are compared.
+    let compare =
+        "[...document.querySelectorAll('a.button')].find((one) => one.textContent === 'Compare')";
+    assert_eq!(browser.value(&format!("{compare}.hidden")), true);
+    let paths = "[...document.querySelectorAll('tbody tr')].map((row) => row.dataset.key)";
+    let paths = browser.value(paths);
+    for row in [0, 1] {
+        browser.value(&format!(
+            "document.querySelectorAll('td input')[{row}].click()"
+        ));
+    }
+    browser.wait(&format!("!{compare}.hidden"));
+    browser.value(&format!("{compare}.click()"));
+    let chosen = "[...document.querySelectorAll('.side select')].map((one) => one.value).join(' ')";
+    let both = [&paths[0], &paths[1]].map(|path| path.as_str().unwrap());
+    browser.wait(&format!("{chosen} === {:?}", both.join(" ")));
 }
 
 fn parts_of_a_run(browser: &Browser) {
@@ -218,6 +314,26 @@ fn on_a_phone_and_in_the_dark(browser: &Browser) {
         );
         browser.shoot(&format!("phone-{}", view.replace(['/', '%'], "-")));
     }
+}
+
+#[test]
+fn every_model_of_the_server_can_be_talked_to() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let files = concat!(env!("CARGO_MANIFEST_DIR"), "/src/local/engine/builtin");
+    let second = ModelSource::new("test/second", files);
+    let server = LocalServer::builder().model(MODEL).model(second).start();
+    let server = server.unwrap();
+    browser.go(&format!("{}/#/chat", server.base_url()));
+    let offered =
+        "[...document.querySelector('.side select').options].map((one) => one.value).join(' ')";
+    browser.wait(&format!("{offered} === '{MODEL} test/second'"));
+    browser.value("document.querySelector('.side select').value = 'test/second'");
+    browser.keys("/");
+    browser.keys(&format!("Spell: cat{ENTER}"));
+    browser.wait("document.querySelector('.turn .who span')?.textContent.includes('tokens')");
+    browser.assert_quiet("");
 }
 
 #[test]

@@ -120,13 +120,7 @@ impl Export {
         }
         let stem = match self.path.strip_prefix(TinkerPath::PREFIX) {
             Some(path) => path.replace(['/', ':'], "_"),
-            None => {
-                let name = Path::new(&self.path).file_name().unwrap_or_default();
-                let name = name.to_string_lossy();
-                let ends = [".tar.gz", ".tgz", ".tar"];
-                let end = ends.iter().find_map(|end| name.strip_suffix(end));
-                end.unwrap_or(&name).to_owned()
-            }
+            None => stem(&self.path),
         };
         let name = match self.form {
             Form::Peft => format!("{stem}-peft"),
@@ -161,4 +155,13 @@ impl Export {
         }
         context.out.table(&table)
     }
+}
+
+/// The name of a folder or an archive without what says that it is one.
+pub(crate) fn stem(path: &str) -> String {
+    let name = Path::new(path).file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    let ends = [".tar.gz", ".tgz", ".tar"];
+    let stem = ends.iter().find_map(|end| name.strip_suffix(end));
+    stem.unwrap_or(&name).to_owned()
 }

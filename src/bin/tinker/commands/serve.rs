@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use tinker::config::Config;
 use tinker::local::{Builder, LocalServer};
 
+use super::export::stem;
 use super::runs::default_root;
 use crate::context::install_logger;
 
@@ -36,6 +37,11 @@ pub(crate) struct Serve {
     /// repository of the hub. May be repeated; each is loaded when it is used.
     #[arg(long = "model", value_name = "[NAME=]PATH|REPOSITORY")]
     models: Vec<String>,
+    /// Serve this adapter too, as tinker://adapter-NAME:train:0/sampler_weights/NAME (and /weights/NAME
+    /// to train on from): a folder or tar archive of peft, the hosted service or 'tinker export'. May be
+    /// repeated.
+    #[arg(long = "adapter", value_name = "[NAME=]PATH")]
+    adapters: Vec<String>,
     /// Demand a key of this file: one per line, with a name before it where several users share
     /// the server and each has runs and checkpoints of their own.
     #[arg(long, value_name = "FILE")]
@@ -163,6 +169,10 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
     for model in &serve.models {
         builder = builder.model(model.as_str());
     }
+    for adapter in &serve.adapters {
+        let (name, path) = named_adapter(adapter);
+        builder = builder.adapter(name, path);
+    }
     if let Some(file) = &serve.key_file {
         for (name, key) in keys(file)? {
             builder = builder.user(name, key);
@@ -194,8 +204,18 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
     Ok(builder)
 }
 
+/// An adapter's name and place; without a name it is called after its folder or archive.
+fn named_adapter(text: &str) -> (String, PathBuf) {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !Path::new(text).exists() => {
+            (name.to_owned(), path.into())
+        }
+        _ => (stem(text), text.into()),
+    }
+}
+
 /// The names and keys of a key file; a key without a name belongs to `local`.
-fn keys(file: &std::path::Path) -> anyhow::Result<Vec<(String, String)>> {
+fn keys(file: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let lines = text.lines().map(str::trim);
@@ -211,7 +231,7 @@ fn keys(file: &std::path::Path) -> anyhow::Result<Vec<(String, String)>> {
 }
 
 /// Written whole or not at all: the file's existence says that the server is ready.
-pub(super) fn write_port(file: &std::path::Path, port: u16) -> anyhow::Result<()> {
+pub(super) fn write_port(file: &Path, port: u16) -> anyhow::Result<()> {
     let partial = file.with_extension("partial");
     std::fs::write(&partial, format!("{port}\n"))
         .and_then(|()| std::fs::rename(&partial, file))

@@ -20,14 +20,15 @@ export function open({ query, world }) {
   const sides = [new Side(0), new Side(1)].map((side) => Object.assign(side, { page: { heat, again: () => update() } }));
 
   async function load() {
+    const bases = world.hello.models.map((name) => [name, `${name} (base)`]);
     try {
       const { checkpoints } = await get("checkpoints", { limit: 1000 });
       const usable = checkpoints.filter((one) => one.checkpoint_type !== "external");
       usable.sort((a, b) => (a.checkpoint_type === "sampler" ? 0 : 1) - (b.checkpoint_type === "sampler" ? 0 : 1));
-      models = [[world.hello.model, `${world.hello.model} (base)`], ...usable.map((one) => [one.tinker_path, one.tinker_path.replace("tinker://", "")])];
+      models = [...bases, ...usable.map((one) => [one.tinker_path, one.tinker_path.replace("tinker://", "")])];
     } catch (error) {
       note.replaceChildren(problem(error));
-      models = [[world.hello.model, world.hello.model]];
+      models = bases;
     }
     const other = query.get("other");
     sides[0].choose(models, query.get("model") || world.hello.model);
