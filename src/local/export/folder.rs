@@ -236,7 +236,6 @@ fn described(config: &Config, front: &Front) -> Result<Value> {
         "architectures": [format!("{class}ForCausalLM")],
         "attention_bias": config.bias.output,
         "head_dim": config.head_dim,
-        "hidden_act": activation,
         "hidden_size": config.width,
         "intermediate_size": config.mlp,
         "max_position_embeddings": config.max_positions,
@@ -262,10 +261,14 @@ fn described(config: &Config, front: &Front) -> Result<Value> {
         let part = config.rotary_dim as f64 / config.head_dim as f64;
         json["partial_rotary_factor"] = part.into();
     }
+    let key = match family.scaled_embedding {
+        true => "hidden_activation",
+        false => "hidden_act",
+    };
+    json[key] = activation.into();
     match family.windows {
         Windows::Pattern => {
             json["layer_types"] = layer_types.collect();
-            json["hidden_activation"] = activation.into();
             json["rope_local_base_freq"] = config.ropes[1].theta.into();
             let scalar = f64::from(config.query_scale).powi(-2).round();
             json["query_pre_attn_scalar"] = scalar.into();

@@ -60,6 +60,38 @@ impl Adapter {
     }
 }
 
+#[cfg(feature = "text")]
+impl PeftFiles {
+    /// The same under the names that `peft` knows: the hosted service calls the head otherwise.
+    ///
+    /// # Errors
+    ///
+    /// If the files are damaged.
+    pub(crate) fn renamed(&self) -> Result<Self> {
+        let file = SafeTensors::deserialize(&self.weights).map_err(damaged)?;
+        let mut tensors = Vec::new();
+        for (name, tensor) in file.tensors() {
+            let name = match module_of(&name) {
+                Some((module, letter)) => super::key(module, letter),
+                None => name,
+            };
+            tensors.push((name, tensor));
+        }
+        let mut config: Value = serde_json::from_str(&self.config)
+            .map_err(|error| Error::invalid(Self::CONFIG, error.to_string()))?;
+        if let Some(Value::Array(modules)) = config.get_mut("target_modules") {
+            for module in modules.iter_mut().filter(|one| *one == "unembed_tokens") {
+                *module = "lm_head".into();
+            }
+        }
+        Ok(Self {
+            config: format!("{config:#}\n"),
+            weights: safetensors::serialize(tensors, Some(super::pytorch()))
+                .map_err(super::write_failed)?,
+        })
+    }
+}
+
 /// The name of the model that an adapter says it belongs to.
 pub(crate) fn base_model(config: &str) -> Option<String> {
     let config: Value = serde_json::from_str(config).ok()?;
@@ -68,7 +100,7 @@ pub(crate) fn base_model(config: &str) -> Option<String> {
 }
 
 /// The module a tensor's name belongs to, and whether it is `A` or `B`.
-pub(super) fn module_of(name: &str) -> Option<(&str, char)> {
+fn module_of(name: &str) -> Option<(&str, char)> {
     let name = name.strip_prefix("base_model.model.").unwrap_or(name);
     let name = name.strip_suffix(".weight")?;
     let name = name.strip_suffix(".default").unwrap_or(name);

@@ -4,16 +4,15 @@ mod import;
 
 use std::collections::HashMap;
 
-use safetensors::tensor::SafeTensors;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 pub(crate) use import::base_model;
 
-use super::checkpoint::{damaged, shaped, write_failed};
+use super::checkpoint::{shaped, write_failed};
 use super::config::Config;
 use super::lora::{ALPHA, Adapter, Part, Target};
 use super::model::Projection;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// An adapter's two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,34 +27,6 @@ impl PeftFiles {
     /// What the files are called.
     pub(crate) const CONFIG: &'static str = "adapter_config.json";
     pub(crate) const WEIGHTS: &'static str = "adapter_model.safetensors";
-
-    /// The same under the names that `peft` knows: the hosted service calls the head otherwise.
-    ///
-    /// # Errors
-    ///
-    /// If the files are damaged.
-    pub(crate) fn renamed(&self) -> Result<Self> {
-        let file = SafeTensors::deserialize(&self.weights).map_err(damaged)?;
-        let mut tensors = Vec::new();
-        for (name, tensor) in file.tensors() {
-            let name = match import::module_of(&name) {
-                Some((module, letter)) => key(module, letter),
-                None => name,
-            };
-            tensors.push((name, tensor));
-        }
-        let mut config: Value = serde_json::from_str(&self.config)
-            .map_err(|error| Error::invalid(Self::CONFIG, error.to_string()))?;
-        if let Some(Value::Array(modules)) = config.get_mut("target_modules") {
-            for module in modules.iter_mut().filter(|one| *one == "unembed_tokens") {
-                *module = "lm_head".into();
-            }
-        }
-        Ok(Self {
-            config: format!("{config:#}\n"),
-            weights: safetensors::serialize(tensors, Some(pytorch())).map_err(write_failed)?,
-        })
-    }
 }
 
 impl Adapter {
