@@ -36,7 +36,8 @@ impl Scene {
             let data = [local::datum(24)];
             let pass = training.forward_backward(&data, LossFn::CrossEntropy);
             let step = training.optim_step(AdamParams::learning_rate(1e-2));
-            (pass.unwrap().join().unwrap(), step.unwrap().join().unwrap());
+            pass.unwrap().join().unwrap();
+            step.unwrap().join().unwrap();
         }
         let path = training.save_state("trained").unwrap().join().unwrap().path;
         let sampler = training.save_weights_and_get_sampling_client().unwrap();
