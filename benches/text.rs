@@ -7,12 +7,13 @@
 //! Prints both times and their ratio from one run: how much of the speed of `tokenizers`' own
 //! batch encoding is left when messages are laid out, weighted, shifted and put into datums. The
 //! vocabulary is the one of the test fixtures; tokenizers take about the same time with a whole
-//! one.
+//! one. Then the peak memory of processes that stream a file of so many conversations, and a tenth.
 
 #![allow(clippy::print_stdout, reason = "the figures are this program's output")]
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::process::Command;
 use std::time::Instant;
 
 use flate2::read::GzDecoder;
@@ -32,9 +33,15 @@ const ANSWERS: [&str; 4] = [
     "Il fait beau, et il est midi. Demain il va pleuvoir.",
 ];
 
+/// Says that this process only streams.
+const STREAMED: &str = "--streamed";
+
 fn main() {
     let count = std::env::args().filter_map(|a| a.parse().ok()).next();
     let count: usize = count.unwrap_or(100_000);
+    if std::env::args().any(|argument| argument == STREAMED) {
+        return stream(count);
+    }
     let (tokenizer, raw) = tokenizers();
     let renderer = Renderer::named("qwen3_instruct", &tokenizer).expect("a renderer");
     let conversations: Vec<Conversation> = (0..count).map(conversation).collect();
@@ -74,6 +81,38 @@ fn main() {
         "JSON lines to datums {lines:.2} s, {:.0} % of raw",
         100.0 * raw / lines
     );
+    for count in [count / 10, count] {
+        let mut child = Command::new(std::env::current_exe().expect("this program"));
+        let status = child.args([STREAMED, &count.to_string()]).status();
+        assert!(status.expect("a process").success());
+    }
+}
+
+/// Reads a file as it would be trained on, keeping nothing, and says what that took.
+fn stream(count: usize) {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    for n in 0..count {
+        let line = serde_json::to_string(&conversation(n)).expect("a line");
+        writeln!(file, "{line}").expect("room");
+    }
+    let (tokenizer, _) = tokenizers();
+    let renderer = Renderer::named("qwen3_instruct", &tokenizer).expect("a renderer");
+    let before = peak_memory();
+    let rows = Reader::<Conversation>::open(file.path()).expect("rows");
+    let datums = rows.datums(&renderer, RenderOptions::default());
+    assert_eq!(datums.filter_map(Result::ok).count(), count);
+    println!(
+        "streaming {count:>7}: peak {} KiB more",
+        peak_memory() - before
+    );
+}
+
+/// In KiB; 0 where the system does not say.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok())
+        .unwrap_or(0)
 }
 
 fn conversation(n: usize) -> Conversation {
