@@ -272,6 +272,22 @@ fn a_model_learns_from_itself_that_knows_more() {
 }
 
 #[test]
+fn a_model_comes_closer_to_itself_that_knows_more() {
+    let run = trained(|service, run| {
+        let mut distillation = SelfDistillation::default();
+        (distillation.topk, distillation.reverse) = (5, true);
+        distillation.skip_first = 0;
+        let rl = Rl::new(model(service), 4).with_self_distillation(distillation);
+        let rl = rl.with_learning_rate(5e-3);
+        rl.train(service, run, &questions(service, 16)?).map(drop)
+    });
+    let distances = run.unwrap().1.curve("sdft/reverse_kl_mean");
+    assert_eq!(distances.len(), 8);
+    let last = distances[5..].iter().map(|point| point.1).sum::<f64>() / 3.0;
+    assert!(last < distances[0].1 / 2.0, "{distances:?}");
+}
+
+#[test]
 fn soft_targets_are_learned() {
     let run = trained(|service, run| {
         let name = local::base_model(service);
