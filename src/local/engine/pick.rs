@@ -1,5 +1,6 @@
 //! From logits to a token.
 
+use super::gemm::vectorised;
 use super::ops::{exp, largest};
 use super::rng::Rng;
 
@@ -32,8 +33,10 @@ impl Picker {
         let peak = largest(logits);
         let scale = (1.0 / self.temperature) as f32;
         candidates.clear();
-        let weights = logits.iter().map(|logit| exp((logit - peak) * scale));
-        candidates.extend((0..).zip(weights));
+        vectorised(|| {
+            let weights = logits.iter().map(|logit| exp((logit - peak) * scale));
+            candidates.extend((0..).zip(weights));
+        });
         self.narrow(candidates);
         let mut left = rng.unit() * total(candidates);
         for (token, weight) in candidates {

@@ -28,6 +28,9 @@ pub(super) fn run<T>(work: impl FnOnce() -> T) -> T {
 
 /// How weights of some type are loaded.
 pub(crate) trait Load: Copy {
+    /// Whether they are mostly fetched from memory, not from a cache.
+    const FAR: bool;
+
     /// Sixteen weights, widened; those that the mask leaves out are 0.
     ///
     /// # Safety
@@ -37,6 +40,8 @@ pub(crate) trait Load: Copy {
 }
 
 impl Load for f32 {
+    const FAR: bool = false;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
@@ -47,6 +52,8 @@ impl Load for f32 {
 
 /// In bf16, the upper half of an `f32`.
 impl Load for [u8; 2] {
+    const FAR: bool = true;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
@@ -174,7 +181,13 @@ fn add_step<W: Load, const ROWS: usize, const COLS: usize>(
     unsafe {
         let mut weights = [_mm512_setzero_ps(); COLS];
         for (col, weights) in weights.iter_mut().enumerate() {
-            *weights = W::load(w.as_ptr().add(col * inner + at), mask);
+            let place = w.as_ptr().add(col * inner + at);
+            *weights = W::load(place, mask);
+            if W::FAR {
+                // Rows are too short for the processor to see that the next tile's come next. An
+                // address beyond the last is never touched.
+                _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(COLS * inner).cast());
+            }
         }
         for (row, sums) in sums.iter_mut().enumerate() {
             let x = f32::load(x.as_ptr().add(row * inner + at), mask);
