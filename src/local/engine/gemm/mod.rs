@@ -217,6 +217,17 @@ pub(crate) fn project<W: Weight>(
         // SAFETY: the processor has AVX-512, as was just asked.
         return unsafe { avx512::project(main, more, first, out) };
     }
+    project_plain(main, more, rows, first, out);
+}
+
+fn project_plain<W: Weight>(
+    main: Factors<'_, W>,
+    more: Factors<'_, f32>,
+    rows: Rows,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    let (count, columns) = (out.len(), main.columns());
     let mut dense = vec![0.0; count * columns];
     let mut add = |x: &[f32], w: &[f32], inner: usize| {
         let mut part = vec![0.0; dense.len()];
@@ -274,6 +285,17 @@ pub(crate) fn accumulate<W: Weight>(
         // SAFETY: the processor has AVX-512, as was just asked.
         return unsafe { avx512::accumulate(alpha, a, b, stride, out) };
     }
+    accumulate_plain(alpha, a, b, stride, out);
+}
+
+fn accumulate_plain<W: Weight>(
+    alpha: f32,
+    a: View<'_>,
+    b: &[W],
+    stride: usize,
+    out: &mut [&mut [f32]],
+) {
+    let width = out[0].len();
     let rows = b.chunks(stride).take(a.cols);
     let widened: Vec<f32> = rows
         .flat_map(|row| row[..width].iter().map(|b| b.widen()))
@@ -523,12 +545,16 @@ mod tests {
                 w: &halves,
                 inner,
             };
-            let mut spread = vec![f32::NAN; n * (outputs + 2)];
-            let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(outputs + 2).collect();
-            project(main, more, Rows::Together, 1, &mut rows);
-            for (row, general) in rows.iter().zip(general.chunks_exact(outputs)) {
-                assert_eq!(row[1..=outputs], *general);
-                assert!(row[0].is_nan() && row[outputs + 1].is_nan());
+            for run in [project, project_plain] {
+                for kind in [Rows::Together, Rows::Alone] {
+                    let mut spread = vec![f32::NAN; n * (outputs + 2)];
+                    let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(outputs + 2).collect();
+                    run(main, more, kind, 1, &mut rows);
+                    for (row, general) in rows.iter().zip(general.chunks_exact(outputs)) {
+                        assert_eq!(row[1..=outputs], *general);
+                        assert!(row[0].is_nan() && row[outputs + 1].is_nan());
+                    }
+                }
             }
 
             let mut back = vec![1.0; n * inner];
@@ -540,16 +566,13 @@ mod tests {
                 &mut back,
                 inner,
             );
-            let mut spread = vec![1.0; n * inner];
-            let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(inner).collect();
-            accumulate(
-                0.5,
-                View::new(&general, n, outputs),
-                &halves,
-                inner,
-                &mut rows,
-            );
-            assert_eq!(spread, back);
+            let dy = View::new(&general, n, outputs);
+            for run in [accumulate, accumulate_plain] {
+                let mut spread = vec![1.0; n * inner];
+                let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(inner).collect();
+                run(0.5, dy, &halves, inner, &mut rows);
+                assert_eq!(spread, back);
+            }
             let mut back = vec![0.0; outputs * inner];
             product(
                 1.0,
