@@ -52,7 +52,7 @@ impl Existing {
 }
 
 /// What a run writes at the top of its folder.
-const FILES: [&str; 11] = [
+const FILES: [&str; 10] = [
     "config.json",
     "metrics.jsonl",
     "checkpoints.jsonl",
@@ -63,7 +63,6 @@ const FILES: [&str; 11] = [
     "summary.txt",
     "loss.svg",
     "reward.svg",
-    "reference.json",
 ];
 
 /// The folder a run is kept in: the files of the Python cookbook, so that its tools read our runs
