@@ -188,9 +188,9 @@ fn managing_checkpoints(browser: &Browser, url: &str) {
         press("Lifetime");
         browser.wait("document.querySelector('dialog[open] select')");
         browser.value(&format!(
-            "document.querySelector('dialog select').value = '{seconds}'"
+            "document.querySelector('dialog[open] select').value = '{seconds}'"
         ));
-        browser.click("dialog button.main");
+        browser.click("dialog[open] button.main");
         browser.wait(&format!("{expires} {met} 'never'"));
     }
 
