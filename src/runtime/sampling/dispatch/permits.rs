@@ -23,7 +23,7 @@ pub(crate) struct Limits {
 /// so that a fast service is not met with a thread for every sample of a large batch.
 const FLIGHTS_AT_ONCE: usize = 512;
 /// The same of submissions, and of fetches, where waiting costs no thread: each is short.
-pub(crate) const POLLED_AT_ONCE: usize = 44;
+pub(crate) const POLLED_AT_ONCE: usize = 40;
 
 impl Limits {
     pub(super) fn at_once(&self) -> usize {
