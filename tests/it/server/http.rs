@@ -201,13 +201,17 @@ fn faults_come_and_go_by_the_admin_route() {
 fn a_stalled_request_never_answers_and_stopping_does_not_wait_for_it() {
     let server = LocalServer::builder()
         .fault(Fault::stalled("healthz"))
+        .record(true)
         .start()
         .unwrap();
-    let mut stream =
-        TcpStream::connect(server.base_url().strip_prefix("http://").unwrap()).unwrap();
-    stream
-        .write_all(b"GET /api/v1/healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        .unwrap();
+    let url = server.base_url();
+    let host = url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(host).unwrap();
+    let request = format!("GET /api/v1/healthz HTTP/1.1\r\nhost: {host}\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    while server.requests().is_empty() {
+        std::thread::yield_now();
+    }
     drop(server);
     let mut rest = Vec::new();
     // Closed or reset: either way nothing was answered.
