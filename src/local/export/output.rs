@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::error::{Context, Error, Result};
 use crate::files::{PARTIAL, folder_of, sync_folder};
 
+/// In every folder that was exported: what was written there, a name a line. A folder with anything
+/// else in it is somebody's own.
+const MARKER: &str = ".tinker-export";
+
 /// What is being written, under another name until it is whole.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -26,7 +30,8 @@ impl Output {
     pub(super) fn folder(target: &Path, force: bool, sources: &[&Path]) -> Result<Self> {
         let output = Self::new(target, force, sources)?;
         if output.replaces && !is_export(target) {
-            let problem = "is no exported model, so it is not replaced: choose another folder";
+            let problem = "is no exported model, or has other things in it, so it is not replaced: \
+                           choose another folder";
             return Err(Error::invalid(target.display().to_string(), problem));
         }
         fs::create_dir_all(&output.partial).map_err(|error| cannot(&output.partial, error))?;
@@ -112,6 +117,12 @@ impl Output {
     pub(super) fn publish(self) -> Result<PathBuf> {
         let aside = self.partial.with_extension("old");
         let attempt = || {
+            if self.partial.is_dir() {
+                fs::write(
+                    self.partial.join(MARKER),
+                    entries(&self.partial)?.join("\n"),
+                )?;
+            }
             if self.replaces && self.target.is_dir() {
                 fs::rename(&self.target, &aside)?;
             }
@@ -151,11 +162,25 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Whether a folder holds what an export has, or nothing.
+/// Whether a folder holds what an export wrote, and nothing else.
 fn is_export(folder: &Path) -> bool {
-    let holds = |name: &str| folder.join(name).is_file();
-    let is_empty = || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-    folder.is_dir() && (holds("config.json") || holds("adapter_config.json") || is_empty())
+    let Ok(found) = entries(folder) else {
+        return false;
+    };
+    let written = fs::read_to_string(folder.join(MARKER)).unwrap_or_default();
+    let ours = |name: &String| name == MARKER || written.lines().any(|one| one == name);
+    found.iter().all(ours)
+}
+
+/// The names in a folder; one that is not text is no export's.
+fn entries(folder: &Path) -> io::Result<Vec<String>> {
+    let name = |entry: io::Result<fs::DirEntry>| {
+        let name = entry?.file_name().into_string();
+        name.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+    };
+    let mut names: Vec<String> = fs::read_dir(folder)?.map(name).collect::<io::Result<_>>()?;
+    names.sort();
+    Ok(names)
 }
 
 fn cannot(path: &Path, error: io::Error) -> Error {
@@ -174,11 +199,7 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        let entries = fs::read_dir(folder).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<String> = names.collect();
-        names.sort();
-        names
+        entries(folder).unwrap()
     }
 
     #[test]
@@ -197,7 +218,12 @@ mod tests {
         output.write("more", b"").unwrap();
         output.publish().unwrap();
         assert_eq!(names(root.path()), ["model"]);
-        assert_eq!(names(&target), ["config.json", "more"]);
+        assert_eq!(names(&target), [MARKER, "config.json", "more"]);
+        // What somebody put beside it is not ours to replace.
+        fs::write(target.join("notes.txt"), "").unwrap();
+        assert!(begin(true).is_err());
+        assert!(target.join("notes.txt").exists());
+        fs::remove_file(target.join("notes.txt")).unwrap();
 
         let file = root.path().join("model.gguf");
         let output = Output::file(&file, false, &[]).unwrap();
@@ -221,7 +247,9 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
+        // Many things have a `config.json`.
         assert!(refused(&letters, &[]).contains("no exported model"));
+        assert!(refused(&model, &[]).contains("no exported model"));
         assert!(refused(&model, &[&model]).contains("made from"));
         assert!(refused(root.path(), &[&model]).contains("made from"));
         assert!(Output::file(&model, true, &[]).is_err());
