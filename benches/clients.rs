@@ -720,11 +720,12 @@ impl Stub {
             "optim_step" => (JSON, self.accept(br#"{"metrics":{}}"#.to_vec())),
             "asample" => {
                 let request: Asked = serde_json::from_slice(body).unwrap();
-                let result = match request.num_samples {
-                    1 => &self.sample,
-                    _ => &self.group,
+                let (count, result) = match request.num_samples {
+                    1 => (1, &self.sample),
+                    _ => (GROUPS.1, &self.group),
                 };
-                (JSON, self.accept_in(self.sample_latency, result.clone()))
+                let latency = self.sample_latency;
+                (JSON, self.accept_in(latency, count, result.clone()))
             }
             "session_heartbeat" => {
                 let mut heartbeats = self.heartbeats.lock().unwrap();
@@ -762,12 +763,15 @@ impl Stub {
     }
 
     fn accept(&self, result: Vec<u8>) -> Vec<u8> {
-        self.accept_in(self.train_latency, result)
+        self.accept_in(self.train_latency, 1, result)
     }
 
-    fn accept_in(&self, latency: Duration, result: Vec<u8>) -> Vec<u8> {
+    fn accept_in(&self, latency: Duration, sequences: u32, result: Vec<u8>) -> Vec<u8> {
         let id = format!("r{}", self.next.fetch_add(1, Ordering::Relaxed));
-        let answer = json!({"request_id": id, "sample_sequence_ids": [format!("{id}-0")]});
+        let ids: Vec<String> = (0..sequences)
+            .map(|number| format!("{id}-{number}"))
+            .collect();
+        let answer = json!({"request_id": id, "sample_sequence_ids": ids});
         self.accepted
             .lock()
             .unwrap()
