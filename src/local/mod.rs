@@ -71,6 +71,7 @@ use std::sync::Arc;
 pub use api::fault::{Fault, FaultKind};
 #[cfg(feature = "text")]
 pub use api::openai::upstream::{Upstream, UpstreamModel};
+pub(crate) use api::trial;
 pub use builder::Builder;
 #[cfg(feature = "chat")]
 pub use console::{ConsoleOptions, ConsoleServer};

@@ -29,7 +29,7 @@ pub fn readers() -> Vec<(&'static str, Reader)> {
     #[cfg(feature = "chat")]
     readers.push(("template", template));
     #[cfg(feature = "local")]
-    readers.push(("weights", weights));
+    readers.extend([("weights", weights as Reader), ("http", http)]);
     readers
 }
 
@@ -140,6 +140,15 @@ fn weights(bytes: &[u8]) -> Result<()> {
     let folder = Folder::with("model.safetensors", bytes)?;
     folder.write("config.json", CONFIG)?;
     crate::local::engine::Base::load(&folder.0, 1).map(drop)
+}
+
+/// What arrives at the server's front; the first byte says how many bytes at a time.
+#[cfg(feature = "local")]
+fn http(bytes: &[u8]) -> Result<()> {
+    match bytes.split_first() {
+        Some((&piece, bytes)) => crate::local::trial::converse(bytes, usize::from(piece)),
+        None => Ok(()),
+    }
 }
 
 /// A folder of its own, removed in the end.

@@ -54,6 +54,7 @@ fn seeds() -> Vec<Vec<u8>> {
         b"{% for m in messages %}{{ m.role + '|' + m.content | trim }}{% endfor %}".to_vec(),
         archive(),
     ];
+    seeds.extend(requests());
     for folder in [
         "wire",
         "text/tiny",
@@ -64,6 +65,25 @@ fn seeds() -> Vec<Vec<u8>> {
         gather(&fixtures().join(folder), &mut seeds);
     }
     seeds
+}
+
+/// What clients say to the server's front, whole and in pieces.
+fn requests() -> Vec<Vec<u8>> {
+    let body = r#"{"path": "a"}"#;
+    let (length, chunks) = (body.len(), format!("d\r\n{body}\r\n0\r\n\r\n"));
+    let host = "host: localhost:8000";
+    let json = "content-type: application/json; charset=utf-8";
+    let get = format!("GET /api/v1/healthz HTTP/1.1\r\n{host}\r\n\r\n");
+    [
+        format!("\u{7f}{get}{get}"),
+        format!("\u{3}POST /api/v1/asample HTTP/1.1\r\n{host}\r\n{json}\r\ncontent-length: {length}\r\n\r\n{body}"),
+        format!("\u{1}POST /api/v1/optim_step HTTP/1.1\r\n{host}\r\n{json}\r\ntransfer-encoding: chunked\r\n\r\n{chunks}"),
+        format!("\u{40}PUT /api/v1/training_runs/S%3Atrain%3A0/checkpoints/weights/1/ttl?limit=5 HTTP/1.1\r\n{host}\r\nexpect: 100-continue\r\n{json}\r\ncontent-length: {length}\r\n\r\n{body}"),
+        format!("\u{10}OPTIONS / HTTP/1.1\r\n{host}\r\norigin: http://localhost:8000\r\naccess-control-request-method: PUT\r\nsec-fetch-site: same-origin\r\n\r\n"),
+        format!("\u{9}DELETE /console/checkpoints/r/weights/a HTTP/1.0\r\n{host}\r\nconnection: upgrade, keep-alive\r\n\r\n"),
+    ]
+    .map(String::into_bytes)
+    .into()
 }
 
 /// The objects inside a recorded file: requests and answers among them.

@@ -21,6 +21,7 @@ pub(super) mod session;
 pub(super) mod sessions;
 pub(super) mod table;
 pub(super) mod training;
+pub(crate) mod trial;
 pub(super) mod weights;
 
 use std::sync::Arc;

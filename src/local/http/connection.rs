@@ -64,7 +64,8 @@ pub(super) async fn accept(
     }
 }
 
-async fn run(
+/// Serves requests on whatever carries them.
+pub(super) async fn run(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     seat: Seat,
     shared: Arc<Shared<impl App>>,

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{HeaderMap, Method, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
@@ -196,6 +197,18 @@ impl Drop for HttpThread {
             let _ = thread.join();
         }
     }
+}
+
+/// Serves one connection, whatever carries it, until it ends.
+pub(super) async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    app: Arc<impl App>,
+    front: Front,
+) {
+    let (_stop, stopped) = watch::channel(false);
+    let seat = Seats::new(1).take().expect("nobody sits there yet");
+    let shared = Arc::new(connection::Shared::new(app, front));
+    connection::run(stream, seat, shared, stopped).await;
 }
 
 /// Accepts until told to stop, then waits a little for what is open.
