@@ -94,7 +94,8 @@ impl Auth {
         let lifetime = self
             .jwt_lifetime
             .ok_or_else(|| Refusal::missing("this server does not exchange tokens"))?;
-        let expires = Timestamp::now().as_second() + i64::try_from(lifetime.as_secs()).unwrap_or(0);
+        let issued = Timestamp::now().as_second();
+        let expires = issued + i64::try_from(lifetime.as_secs()).unwrap_or(0);
         let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
         // The signature is a random number that this process remembers: nobody else has to
         // verify it.
@@ -106,6 +107,7 @@ impl Auth {
                 "sub": format!("tml:organization_user:{user}"),
                 "org_id": "local",
                 "email": format!("{user}@localhost"),
+                "iat": issued,
                 "exp": expires,
             })),
             URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4().as_bytes()),

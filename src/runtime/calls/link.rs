@@ -15,7 +15,7 @@ use crate::runtime::deadline::Deadline;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::auth::{
-    COMMAND_DEADLINE, Claims, CommandPolicy, Credential, TokenCache, is_jwt,
+    COMMAND_DEADLINE, Claims, CommandPolicy, Credential, Moment, TokenCache, is_jwt,
 };
 use crate::transport::retry::{BillingWindow, error_from_response};
 use crate::transport::{Auth, Body, Head, PROTOCOL_VERSION, Request, Response, Transport};
@@ -184,8 +184,15 @@ impl Link {
             Credentials::Key(_) => None,
             Credentials::Tokens(credential, cache) => {
                 let fetch = |limit| self.fetch_token(credential, limit);
-                Some(cache.refresh(SystemTime::now(), fetch))
+                Some(cache.refresh(self.now(), fetch))
             }
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment {
+            wall: SystemTime::now(),
+            steady: self.clock.now(),
         }
     }
 
@@ -202,7 +209,7 @@ impl Link {
                 let left = Deadline::left().unwrap_or(TokenCache::LIMIT);
                 let limit = limit.min(left).min(TokenCache::LIMIT);
                 let fetch = |limit| self.fetch_token(credential, limit);
-                cache.token(SystemTime::now(), limit, fetch)
+                cache.token(self.now(), limit, fetch)
             }
         }
     }

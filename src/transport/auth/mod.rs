@@ -2,7 +2,7 @@
 
 mod command;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -132,6 +132,8 @@ fn problem(message: &str) -> Error {
 pub(crate) struct Claims {
     /// Seconds since 1970.
     pub(crate) expires: Option<f64>,
+    /// Likewise.
+    issued: Option<f64>,
     pub(crate) issuer: Option<String>,
     pub(crate) user_urn: Option<String>,
     /// `tml:organization:<id>`.
@@ -153,8 +155,10 @@ impl Claims {
             (!text.is_empty()).then(|| text.to_owned())
         };
         let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok());
+        let time = |name: &str| claims.get(name).and_then(number).filter(|t| t.is_finite());
         Ok(Self {
-            expires: claims.get("exp").and_then(number).filter(|t| t.is_finite()),
+            expires: time("exp"),
+            issued: time("iat"),
             issuer: text("iss"),
             user_urn: text("sub"),
             org_urn: text("org_id").map(|id| format!("tml:organization:{id}")),
@@ -195,6 +199,23 @@ pub(crate) fn explain(mut error: Error, key: &Secret, now: SystemTime) -> Error 
     error
 }
 
+/// A moment by two clocks: the one that services agree on and that somebody may set, and the one
+/// that nobody sets but that may stand still while the machine sleeps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    pub(crate) wall: SystemTime,
+    pub(crate) steady: Instant,
+}
+
+impl Moment {
+    /// How long it is since an earlier one, by the clock that says more.
+    fn since(self, earlier: Self) -> Duration {
+        let wall = self.wall.duration_since(earlier.wall).unwrap_or_default();
+        let steady = self.steady.saturating_duration_since(earlier.steady);
+        wall.max(steady)
+    }
+}
+
 /// The token that stands in for the credential, fetched once for all who need it.
 ///
 /// A token is used until 60 s before it expires and renewed in the background 300 s before. One
@@ -216,15 +237,18 @@ struct Exchanges {
     /// How many exchanges have ended.
     count: u64,
     /// Why the last one failed, and when.
-    failure: Option<(Error, SystemTime)>,
+    failure: Option<(Error, Moment)>,
 }
 
 #[derive(Debug, Clone)]
 struct Token {
     secret: Secret,
-    fetched: SystemTime,
+    fetched: Moment,
     /// Unknown if the token does not say.
     expires: Option<SystemTime>,
+    /// How long it lasts from when it was fetched. Unknown too if it was over by then: the service
+    /// has just issued it, so the clock here is wrong.
+    life: Option<Duration>,
 }
 
 impl TokenCache {
@@ -246,7 +270,7 @@ impl TokenCache {
     /// another caller's exchange did not end in time.
     pub(crate) fn token(
         &self,
-        now: SystemTime,
+        now: Moment,
         limit: Duration,
         fetch: impl FnOnce(Duration) -> Result<Secret>,
     ) -> Result<Secret> {
@@ -285,7 +309,7 @@ impl TokenCache {
     /// runtime's refresh thread.
     pub(crate) fn refresh(
         &self,
-        now: SystemTime,
+        now: Moment,
         fetch: impl FnOnce(Duration) -> Result<Secret>,
     ) -> Duration {
         let mut state = lock(&self.state);
@@ -308,7 +332,7 @@ impl TokenCache {
     }
 
     /// How long until the token should be renewed in the background; zero if it is due.
-    pub(crate) fn next_refresh(&self, now: SystemTime) -> Duration {
+    pub(crate) fn next_refresh(&self, now: Moment) -> Duration {
         lock(&self.state).next_refresh(now)
     }
 
@@ -345,7 +369,7 @@ impl TokenCache {
     }
 
     /// Carries out the exchange this caller has begun, and tells the others.
-    fn exchange(&self, now: SystemTime, fetch: impl FnOnce() -> Result<Secret>) -> Result<Secret> {
+    fn exchange(&self, now: Moment, fetch: impl FnOnce() -> Result<Secret>) -> Result<Secret> {
         /// Ends the exchange even if it panics.
         struct End<'a>(&'a TokenCache);
         impl Drop for End<'_> {
@@ -372,63 +396,67 @@ impl TokenCache {
 }
 
 impl Exchanges {
-    fn fresh(&self, now: SystemTime) -> Option<Secret> {
+    fn fresh(&self, now: Moment) -> Option<Secret> {
         let token = self.token.as_ref()?;
-        let usable = match token.expires {
-            Some(expires) => now + token.margin(Duration::from_secs(60)) < expires,
-            None => now < token.fetched + TokenCache::RETRY,
+        let age = now.since(token.fetched);
+        let usable = match token.life {
+            Some(life) => age + margin(life, Duration::from_secs(60)) < life,
+            None => age < TokenCache::RETRY,
         };
         usable.then(|| token.secret.clone())
     }
 
-    fn unexpired(&self, now: SystemTime) -> Option<Secret> {
+    fn unexpired(&self, now: Moment) -> Option<Secret> {
         let token = self.token.as_ref()?;
-        let usable = token.expires.is_none_or(|expires| now < expires);
+        let usable = token
+            .life
+            .is_none_or(|life| now.since(token.fetched) < life);
         usable.then(|| token.secret.clone())
     }
 
-    fn has_failed_since(&self, now: SystemTime, limit: Duration) -> bool {
+    fn has_failed_since(&self, now: Moment, limit: Duration) -> bool {
         let failed = self.failure.as_ref().map(|(_, when)| *when);
-        failed.is_some_and(|when| now.duration_since(when).is_ok_and(|age| age < limit))
+        failed.is_some_and(|when| now.since(when) < limit)
     }
 
-    fn next_refresh(&self, now: SystemTime) -> Duration {
+    fn next_refresh(&self, now: Moment) -> Duration {
         let Some(token) = self.token.as_ref() else {
             return TokenCache::RETRY;
         };
-        let due = match token.expires {
-            Some(expires) => expires
-                .checked_sub(token.margin(Duration::from_secs(300)))
-                .unwrap_or(UNIX_EPOCH)
-                .max(token.fetched + TokenCache::MIN_REFRESH),
-            None => token.fetched + TokenCache::RETRY,
+        let due = match token.life {
+            Some(life) => {
+                (life - margin(life, Duration::from_secs(300))).max(TokenCache::MIN_REFRESH)
+            }
+            None => TokenCache::RETRY,
         };
-        due.duration_since(now).unwrap_or_default()
+        due.saturating_sub(now.since(token.fetched))
     }
 }
 
 impl Token {
-    fn new(secret: Secret, fetched: SystemTime) -> Self {
-        let expires = Claims::parse(&secret)
-            .ok()
-            .and_then(|claims| claims.expires)
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .and_then(|since| UNIX_EPOCH.checked_add(since));
+    fn new(secret: Secret, fetched: Moment) -> Self {
+        let claims = Claims::parse(&secret).unwrap_or_default();
+        let time = |seconds: Option<f64>| {
+            let since = Duration::try_from_secs_f64(seconds?).ok()?;
+            UNIX_EPOCH.checked_add(since)
+        };
+        let (expires, issued) = (time(claims.expires), time(claims.issued));
+        let until = |from: SystemTime| expires?.duration_since(from).ok();
+        // A clock that is behind makes a token seem to last longer than it says itself.
+        let most = issued.and_then(until).unwrap_or(Duration::MAX);
+        let life = until(fetched.wall).filter(|life| !life.is_zero());
         Self {
             secret,
             fetched,
             expires,
+            life: life.map(|life| life.min(most)),
         }
     }
+}
 
-    /// How long before its end the token counts as old: `usual`, or half its life if that is less.
-    fn margin(&self, usual: Duration) -> Duration {
-        let life = self
-            .expires
-            .and_then(|expires| expires.duration_since(self.fetched).ok())
-            .unwrap_or_default();
-        usual.min(life / 2)
-    }
+/// How long before its end a token counts as old: `usual`, or half its life if that is less.
+fn margin(life: Duration, usual: Duration) -> Duration {
+    usual.min(life / 2)
 }
 
 #[cfg(test)]

@@ -185,12 +185,23 @@ fn jwt(claims: &Value) -> Secret {
     Secret::from(format!("eyJhbGciOiJub25lIn0.{part}.sig"))
 }
 
-fn at(seconds: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
+const EPOCH: u64 = 1_700_000_000;
+
+fn at(seconds: u64) -> Moment {
+    moment(seconds.cast_signed(), seconds)
+}
+
+/// So many seconds later by each clock.
+fn moment(wall: i64, steady: u64) -> Moment {
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    Moment {
+        wall: UNIX_EPOCH + Duration::from_secs(EPOCH.saturating_add_signed(wall)),
+        steady: *START + Duration::from_secs(steady),
+    }
 }
 
 fn expiring(seconds: u64) -> Secret {
-    jwt(&json!({"exp": 1_700_000_000 + seconds}))
+    jwt(&json!({"exp": EPOCH + seconds}))
 }
 
 #[test]
@@ -288,7 +299,7 @@ fn short_lived_tokens_are_not_asked_for_in_a_loop() {
     // Already over, or without an end: as long as after a failure.
     let cache = TokenCache::default();
     cache.token(at(10), LIMIT, |_| Ok(expiring(0))).unwrap();
-    assert_eq!(cache.next_refresh(at(10)), Duration::from_secs(5));
+    assert_eq!(cache.next_refresh(at(10)), Duration::from_secs(60));
     cache
         .token(at(10), LIMIT, |_| Ok(Secret::from("opaque")))
         .unwrap();
@@ -296,6 +307,34 @@ fn short_lived_tokens_are_not_asked_for_in_a_loop() {
     assert!(
         lock(&cache.state).fresh(at(69)).is_some() && lock(&cache.state).fresh(at(70)).is_none()
     );
+}
+
+#[test]
+fn a_clock_that_is_set_neither_keeps_a_dead_token_nor_asks_for_each_request() {
+    /// A token fetched by this wall clock can be used until so many seconds after, by the other.
+    #[track_caller]
+    fn check(token: &Secret, fetched: i64, later: i64, usable: u64) {
+        let cache = TokenCache::default();
+        let fetch = |_| Ok(token.clone());
+        cache.token(moment(fetched, 0), LIMIT, fetch).unwrap();
+        let fresh = |steady| lock(&cache.state).fresh(moment(later, steady)).is_some();
+        assert!(usable == 0 || fresh(usable - 1), "{usable}");
+        assert!(!fresh(usable), "{usable}");
+    }
+    let hour = expiring(3600);
+    let day = 86_400;
+    check(&hour, 0, 0, 3540);
+    // Set back, a little or a lot, after the token was fetched.
+    check(&hour, 0, -day, 3540);
+    check(&hour, 0, -10, 3540);
+    // Set forward, or the machine slept.
+    check(&hour, 0, 3540, 0);
+    // Ahead all along: the token is over by this clock, but only just issued.
+    check(&hour, day, day, 60);
+    // Behind all along: the token says itself how long it lasts.
+    let says = jwt(&json!({"iat": EPOCH, "exp": EPOCH + 3600}));
+    check(&says, -day, -day, 3540);
+    check(&says, 1800, 1800, 1740);
 }
 
 #[test]
@@ -323,7 +362,7 @@ const LIMIT: Duration = TokenCache::LIMIT;
 /// Starts an exchange that ends with what is sent, and calls `meanwhile` while it runs.
 fn during_an_exchange(
     cache: &TokenCache,
-    now: SystemTime,
+    now: Moment,
     outcome: Result<Secret>,
     meanwhile: impl FnOnce(),
 ) {
