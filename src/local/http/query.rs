@@ -9,6 +9,8 @@ pub(in crate::local) fn percent_decode(text: &str) -> String {
         let escaped = (bytes[at] == b'%')
             .then(|| text.get(at + 1..at + 3))
             .flatten()
+            // Numbers may have a sign, escapes may not.
+            .filter(|hex| !hex.starts_with('+'))
             .and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match escaped {
             Some(byte) => {
@@ -47,5 +49,13 @@ mod tests {
         );
         assert_eq!(query(text, "name").as_deref(), Some("a b"));
         assert_eq!(query(text, "absent"), None);
+    }
+
+    #[test]
+    fn what_is_no_escape_stays() {
+        for text in ["%+a", "%", "%4", "%zz", "%é", "a%2"] {
+            assert_eq!(percent_decode(text), text);
+        }
+        assert_eq!(percent_decode("%25%c3%A9"), "%é");
     }
 }
