@@ -64,6 +64,11 @@ impl Process {
         (self.child.wait().unwrap(), said)
     }
 
+    /// Its number in the system.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The processor time it has used, in the system's ticks.
     #[cfg(target_os = "linux")]
     pub(crate) fn ticks(&self) -> u64 {

@@ -1,14 +1,20 @@
 //! A front before a server: hands requests on, badly now and then, and keeps a record of them.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
+use super::trouble::{Cut, Dice, Trouble};
 use crate::support::proto;
 
 /// A request for training, and what became of it.
@@ -32,28 +38,22 @@ pub(super) enum Fate {
     Accepted(String),
 }
 
-/// What the front does to a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    None,
-    Status(u16),
-    DropBefore,
-    DropAfter,
-    Half,
-}
-
 struct Shared {
     /// Where the server is; empty while there is none.
     upstream: Mutex<String>,
     record: Mutex<Vec<Seen>>,
     more: Condvar,
-    random: AtomicU64,
-    troubled: AtomicU64,
+    dice: Dice,
+    tls: Arc<ServerConfig>,
+    /// The connections there are, to be ended with the front.
+    open: Mutex<BTreeMap<u64, TcpStream>>,
     closing: AtomicBool,
 }
 
+/// Speaks HTTP, plain and encrypted at the same address.
 pub(super) struct Front {
-    pub(super) url: String,
+    /// Host and port.
+    pub(super) address: String,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,28 +61,20 @@ pub(super) struct Front {
 impl Front {
     pub(super) fn start(seed: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
             upstream: Mutex::default(),
             record: Mutex::default(),
             more: Condvar::new(),
-            random: AtomicU64::new(seed),
-            troubled: AtomicU64::new(0),
+            dice: Dice::new(seed),
+            tls: tls(),
+            open: Mutex::default(),
             closing: AtomicBool::new(false),
         });
         let all = shared.clone();
-        let thread = std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                if all.closing.load(Ordering::SeqCst) {
-                    return;
-                }
-                let (one, stream) = (all.clone(), stream.unwrap());
-                // A connection that breaks is what this is about.
-                std::thread::spawn(move || drop(one.serve(stream)));
-            }
-        });
+        let thread = std::thread::spawn(move || all.accept(&listener));
         Self {
-            url,
+            address,
             shared,
             thread: Some(thread),
         }
@@ -116,16 +108,16 @@ impl Front {
         self.shared.record.lock().unwrap().clone()
     }
 
-    /// How many requests were ill-treated.
-    pub(super) fn troubled(&self) -> u64 {
-        self.shared.troubled.load(Ordering::SeqCst)
+    /// How often each trouble has struck.
+    pub(super) fn struck(&self) -> BTreeMap<Trouble, u64> {
+        self.shared.dice.struck()
     }
 }
 
 impl Drop for Front {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect(self.url.trim_start_matches("http://"));
+        let _ = TcpStream::connect(&self.address);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -144,38 +136,113 @@ struct Request {
     body: Vec<u8>,
 }
 
+/// Where the certificates are.
+pub(super) fn fixture(name: &str) -> PathBuf {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls");
+    fixtures.join(name)
+}
+
+fn tls() -> Arc<ServerConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let certificate = CertificateDer::from_pem_file(fixture("server.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(fixture("server.key")).unwrap();
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key);
+    Arc::new(config.unwrap())
+}
+
 impl Shared {
-    fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
-        stream.set_nodelay(true)?;
-        let mut writer = stream.try_clone()?;
-        let mut reader = BufReader::new(stream);
-        while let Some(request) = read(&mut reader)? {
-            let trouble = self.trouble();
-            if trouble != Trouble::None {
-                self.troubled.fetch_add(1, Ordering::SeqCst);
+    /// Takes connections until the front closes, then ends and joins what is left.
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        for (id, stream) in (0..).zip(listener.incoming()) {
+            if self.closing.load(Ordering::SeqCst) {
+                break;
             }
+            let (one, socket) = (self.clone(), stream.unwrap());
+            let known = socket.try_clone().unwrap();
+            self.open.lock().unwrap().insert(id, known);
+            threads.retain(|thread| !thread.is_finished());
+            threads.push(std::thread::spawn(move || one.serve(id, socket)));
+        }
+        for socket in self.open.lock().unwrap().values() {
+            // One that is closed already is what is wanted.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+
+    fn serve(&self, id: u64, socket: TcpStream) {
+        let mut first = [0];
+        let encrypted = socket.peek(&mut first).is_ok() && first == [0x16];
+        let cut = encrypted.then(|| self.dice.connection()).flatten();
+        let mut cutting = Cut {
+            socket,
+            left: cut.map_or(usize::MAX, |(bytes, _)| bytes),
+        };
+        // A connection that breaks is what this is about.
+        let _ = cutting.socket.set_nodelay(true);
+        let _ = match encrypted {
+            true => {
+                let connection = ServerConnection::new(self.tls.clone()).unwrap();
+                let mut stream = StreamOwned::new(connection, cutting);
+                let ended = self.converse(&mut stream);
+                cutting = stream.sock;
+                ended
+            }
+            false => self.converse(&mut cutting),
+        };
+        if let (0, Some((_, trouble))) = (cutting.left, cut) {
+            self.dice.count(trouble);
+        }
+        // The last handle closes the socket.
+        self.open.lock().unwrap().remove(&id);
+    }
+
+    /// Answers requests until one side has enough.
+    fn converse(&self, stream: impl Read + Write) -> std::io::Result<()> {
+        let mut stream = BufReader::new(stream);
+        while let Some(request) = read(&mut stream)? {
+            let trouble = self.dice.request();
             match trouble {
-                Trouble::DropBefore => {
+                Some(Trouble::DropBefore | Trouble::StallBefore) => {
                     self.note(&request, Fate::Withheld);
-                    return writer.shutdown(Shutdown::Both);
+                    return match trouble {
+                        Some(Trouble::StallBefore) => stall(stream),
+                        _ => Ok(()),
+                    };
                 }
-                Trouble::Status(status) => {
+                Some(Trouble::Status(status)) => {
                     self.note(&request, Fate::Withheld);
-                    writer.write_all(&refusal(status))?;
+                    send(&mut stream, &refusal(status, "0"))?;
                     continue;
                 }
-                Trouble::None | Trouble::DropAfter | Trouble::Half => {}
+                Some(Trouble::StatusUntil(status)) => {
+                    self.note(&request, Fate::Withheld);
+                    let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap();
+                    let now = now.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+                    send(&mut stream, &refusal(status, &now))?;
+                    continue;
+                }
+                _ => {}
             }
             let Some(reply) = self.forward(&request) else {
-                return writer.shutdown(Shutdown::Both);
+                return Ok(());
             };
+            let half = &reply[..reply.len() / 2];
             match trouble {
-                Trouble::DropAfter => return writer.shutdown(Shutdown::Both),
-                Trouble::Half => {
-                    writer.write_all(&reply[..reply.len() / 2])?;
-                    return writer.shutdown(Shutdown::Both);
+                Some(Trouble::DropAfter) => return Ok(()),
+                Some(Trouble::Half) => return send(&mut stream, half),
+                Some(Trouble::StallMidway) => {
+                    send(&mut stream, half)?;
+                    return stall(stream);
                 }
-                _ => writer.write_all(&reply)?,
+                _ => send(&mut stream, &reply)?,
             }
         }
         Ok(())
@@ -194,6 +261,8 @@ impl Shared {
         let mut bytes = format!("{head}connection: close\r\n\r\n").into_bytes();
         bytes.extend_from_slice(&request.body);
         let mut reply = Vec::new();
+        // Guards against a hang; the server answers or is killed.
+        let _ = server.set_read_timeout(Some(Duration::from_secs(300)));
         let exchanged = server
             .write_all(&bytes)
             .and_then(|()| server.read_to_end(&mut reply));
@@ -244,33 +313,24 @@ impl Shared {
         });
         self.more.notify_all();
     }
-
-    /// One request in ten or so is ill-treated.
-    fn trouble(&self) -> Trouble {
-        // splitmix64
-        let mut bits = self
-            .random
-            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::SeqCst);
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        match (bits ^ (bits >> 31)) % 1000 {
-            0..20 => Trouble::Status(429),
-            20..35 => Trouble::Status(503),
-            35..40 => Trouble::Status(500),
-            40..60 => Trouble::DropBefore,
-            60..80 => Trouble::DropAfter,
-            80..95 => Trouble::Half,
-            _ => Trouble::None,
-        }
-    }
 }
 
-fn refusal(status: u16) -> Vec<u8> {
+fn send(stream: &mut BufReader<impl Read + Write>, bytes: &[u8]) -> std::io::Result<()> {
+    stream.get_mut().write_all(bytes)?;
+    stream.get_mut().flush()
+}
+
+/// Says nothing until the other side has hung up.
+fn stall(mut stream: impl Read) -> std::io::Result<()> {
+    std::io::copy(&mut stream, &mut std::io::sink()).map(drop)
+}
+
+fn refusal(status: u16, until: &str) -> Vec<u8> {
     let body = r#"{"detail":"a bad day"}"#;
     let length = body.len();
     format!(
         "HTTP/1.1 {status} Bad\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-         retry-after: 0\r\n\r\n{body}"
+         retry-after: {until}\r\n\r\n{body}"
     )
     .into_bytes()
 }

@@ -47,8 +47,9 @@ pub(super) fn violations(record: &[Seen]) -> Vec<String> {
     found
 }
 
-/// Whether what an error says of its request's effect is so.
-pub(super) fn is_true(record: &[Seen], error: &Value) -> bool {
+/// Whether what an error says of its request's effect is so, by what the server was told and the
+/// checkpoints it has.
+pub(super) fn is_true(record: &[Seen], there: &BTreeSet<String>, error: &Value) -> bool {
     let text = |name: &str| error[name].as_str().unwrap();
     let mark: Vec<u8> = serde_json::from_value(error["mark"].clone()).unwrap();
     let fates: Vec<&Fate> = record
@@ -58,8 +59,14 @@ pub(super) fn is_true(record: &[Seen], error: &Value) -> bool {
         .map(|seen| &seen.fate)
         .collect();
     let accepted = fates.iter().any(|fate| matches!(fate, Fate::Accepted(_)));
+    // What was accepted may still have failed as a whole: on a full disk nothing is saved.
+    let saved = || {
+        let (model, name) = (text("model"), String::from_utf8_lossy(&mark));
+        text("endpoint") != "save_weights"
+            || there.contains(&format!("tinker://{model}/weights/{name}"))
+    };
     match text("effect") {
-        "None" => !accepted,
+        "None" => !accepted || !saved(),
         "Accepted" => accepted || fates.contains(&&Fate::Unanswered),
         _ => true,
     }
@@ -95,6 +102,24 @@ fn rules_that_are_broken_are_noticed() {
         serde_json::json!({"model": "m", "endpoint": "optim_step",
         "mark": b"b", "effect": effect})
     };
+    let none = BTreeSet::new();
+    let is_true = |record: &[Seen], error: &Value| self::is_true(record, &none, error);
     assert!(is_true(&calm, &error("Accepted")) && !is_true(&calm, &error("None")));
     assert!(is_true(&repeated, &error("None")) && !is_true(&repeated, &error("Accepted")));
+}
+
+#[test]
+fn a_save_without_effect_leaves_no_checkpoint() {
+    let record = [Seen {
+        endpoint: "save_weights".into(),
+        model: "m".into(),
+        seq: 1,
+        body: b"name".into(),
+        fate: Fate::Accepted("1".into()),
+    }];
+    let error = serde_json::json!({"model": "m", "endpoint": "save_weights",
+        "mark": b"name", "effect": "None"});
+    let there = BTreeSet::from(["tinker://m/weights/name".to_owned()]);
+    assert!(is_true(&record, &BTreeSet::new(), &error));
+    assert!(!is_true(&record, &there, &error));
 }

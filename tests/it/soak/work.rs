@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tinker::config::Config;
 use tinker::types::Stop;
+use tinker::unversioned::Intervals;
 use tinker::{
     AdamParams, Datum, Error, LoraConfig, LossFn, ModelInput, SamplingParams, ServiceClient,
     TrainingClient,
@@ -13,22 +14,32 @@ use tinker::{
 
 /// Steps between checkpoints.
 const SAVE_EVERY: usize = 4;
+/// Checkpoints that a run keeps.
+const KEPT: usize = 3;
+/// How long an answer may be silent: short, so that those that stall are not waited for.
+const SILENCE: Duration = Duration::from_secs(3);
 
 pub(super) fn service(url: &str) -> ServiceClient {
+    let authority = std::fs::read(super::front::fixture("ca.pem")).unwrap();
     let config = Config::default()
         .with_base_url(url)
+        .with_root_certificates(authority)
         .with_api_key("tml-test")
         .with_telemetry(false)
+        .with_read_timeout(SILENCE)
+        .with_poll_timeout(SILENCE)
         .with_close_timeout(Duration::from_secs(1));
     ServiceClient::new(config).unwrap()
 }
 
-/// What cannot be had at once on a bad day is asked for again.
-fn insist<T>(mut call: impl FnMut() -> tinker::Result<T>) -> T {
+/// What cannot be had at once on a bad day is asked for again, by a new client: the session of the
+/// old one may have gone with its server.
+fn insist<T>(url: &str, call: impl Fn(&ServiceClient) -> tinker::Result<T>) -> (ServiceClient, T) {
     let mut attempts = 0;
     loop {
-        match call() {
-            Ok(value) => return value,
+        let service = service(url);
+        match call(&service) {
+            Ok(value) => return (service, value),
             Err(error) => {
                 attempts += 1;
                 assert!(attempts < 100, "{error}");
@@ -37,9 +48,9 @@ fn insist<T>(mut call: impl FnMut() -> tinker::Result<T>) -> T {
     }
 }
 
-fn base_model(service: &ServiceClient) -> String {
-    let models = insist(|| service.capabilities()).supported_models;
-    models[0].model_name.clone().unwrap()
+fn base_model(service: &ServiceClient) -> tinker::Result<String> {
+    let models = service.capabilities()?.supported_models;
+    Ok(models[0].model_name.clone().unwrap())
 }
 
 /// A number that is told apart in a request's bytes.
@@ -74,28 +85,35 @@ pub(super) struct Trainer {
     service: ServiceClient,
     training: TrainingClient,
     saved: Option<(usize, String)>,
+    /// Every checkpoint that was acknowledged and not deleted since, the oldest first.
+    pub(super) kept: Vec<String>,
+    /// Those that were to be deleted, each with what is known of that.
+    pub(super) deleted: Vec<(String, String)>,
     pub(super) losses: Vec<f64>,
     pub(super) errors: Vec<Value>,
 }
 
 impl Trainer {
     pub(super) fn new(worker: usize, url: &str) -> Self {
-        let service = service(url);
+        let (service, training) = Self::begin(worker, url);
         Self {
             worker,
             url: url.to_owned(),
-            training: Self::begin(&service, worker),
+            training,
             service,
             saved: None,
+            kept: Vec::new(),
+            deleted: Vec::new(),
             losses: Vec::new(),
             errors: Vec::new(),
         }
     }
 
-    fn begin(service: &ServiceClient, worker: usize) -> TrainingClient {
+    fn begin(worker: usize, url: &str) -> (ServiceClient, TrainingClient) {
         let config = LoraConfig::rank(2).with_seed(worker as i64);
-        let base = base_model(service);
-        insist(|| service.create_lora_training_client(&base, config.clone()))
+        insist(url, |service| {
+            service.create_lora_training_client(&base_model(service)?, config.clone())
+        })
     }
 
     /// One step, and a checkpoint now and then; an error is noted, and the run taken up again from
@@ -127,9 +145,26 @@ impl Trainer {
         let name = format!("w{}-s{step}", self.worker);
         let saved = self.training.save_state(name.as_str());
         match saved.and_then(|pending| pending.join()) {
-            Ok(saved) => self.saved = Some((step, saved.path)),
+            Ok(saved) => {
+                self.kept.push(saved.path.clone());
+                self.saved = Some((step, saved.path));
+                self.tidy();
+            }
             Err(error) => self.recover("save_weights", name.as_bytes(), &error),
         }
+    }
+
+    /// Deletes the oldest checkpoint when there are more than a few.
+    fn tidy(&mut self) {
+        if self.kept.len() <= KEPT {
+            return;
+        }
+        let path = self.kept.remove(0);
+        let outcome = match self.service.rest().delete_checkpoint(path.as_str()) {
+            Ok(()) => "Done".to_owned(),
+            Err(error) => format!("{:?}", error.effect()),
+        };
+        self.deleted.push((path, outcome));
     }
 
     fn recover(&mut self, endpoint: &str, mark: &[u8], error: &Error) {
@@ -137,29 +172,27 @@ impl Trainer {
             .push(json!({"model": self.training.model_id().to_string(),
             "endpoint": endpoint, "mark": mark, "effect": format!("{:?}", error.effect()),
             "text": error.to_string()}));
-        self.service = service(&self.url);
-        let service = &self.service;
-        match &self.saved {
+        (self.service, self.training) = match &self.saved {
             Some((step, path)) => {
                 self.losses.truncate(*step);
-                let resume =
-                    || service.create_training_client_from_state_with_optimizer(path.as_str());
-                self.training = insist(resume);
+                insist(&self.url, |service| {
+                    service.create_training_client_from_state_with_optimizer(path.as_str())
+                })
             }
             None => {
                 self.losses.clear();
-                self.training = Self::begin(service, self.worker);
+                Self::begin(self.worker, &self.url)
             }
-        }
+        };
     }
 }
 
 /// Draws sample after sample, each with a seed of its own.
 pub(super) fn sample(url: &str, first: i64, stop: &AtomicBool, every: impl Fn()) -> Vec<Value> {
     let begin = || {
-        let service = service(url);
-        let base = base_model(&service);
-        insist(|| service.create_sampling_client(&base))
+        let create =
+            |service: &ServiceClient| service.create_sampling_client(&base_model(service)?);
+        insist(url, create).1
     };
     let mut sampler = begin();
     let mut drawn = Vec::new();
@@ -184,10 +217,9 @@ pub(super) fn sample(url: &str, first: i64, stop: &AtomicBool, every: impl Fn())
 
 /// Lists runs and checkpoints, page by page; how often it got through.
 pub(super) fn list(url: &str, stop: &AtomicBool) -> usize {
-    let service = service(url);
-    let rest = service.rest();
     let mut listings = 0;
     while !stop.load(Ordering::SeqCst) {
+        let rest = service(url).rest();
         let runs: tinker::Result<Vec<_>> = rest.training_runs(10).collect();
         let checkpoints = rest.list_user_checkpoints(10);
         listings += usize::from(runs.is_ok() && checkpoints.is_ok());

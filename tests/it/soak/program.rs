@@ -1,0 +1,171 @@
+//! The program under test, as a process of its own, and what it takes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::clock::Clock;
+use super::work::{self, Trainer};
+
+const TEST: &str = "soak::a_bad_day_leaves_no_trace";
+const ADDRESS: &str = "TINKER_TEST_SOAK_ADDRESS";
+const REPORT: &str = "TINKER_TEST_SOAK_REPORT";
+const TRAINERS: usize = 3;
+const SAMPLERS: usize = 3;
+
+/// What a process takes, where the system says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Usage {
+    kib: u64,
+    threads: u64,
+    files: u64,
+    /// By how many seconds its clock is wrong.
+    pub(super) clock_off: u64,
+}
+
+impl Usage {
+    pub(super) fn of(process: u32) -> Self {
+        let folder = format!("/proc/{process}");
+        let Ok(status) = std::fs::read_to_string(format!("{folder}/status")) else {
+            return Self::default();
+        };
+        let number = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        Self {
+            kib: number("VmRSS:"),
+            threads: number("Threads:"),
+            files: std::fs::read_dir(format!("{folder}/fd")).unwrap().count() as u64,
+            clock_off: 0,
+        }
+    }
+}
+
+/// At the end of the day a process takes what it took in the morning.
+#[track_caller]
+pub(super) fn flat(usage: &[Usage]) {
+    let (first, last) = (usage.first().unwrap(), usage.last().unwrap());
+    assert!(last.threads <= first.threads + 32, "threads: {usage:?}");
+    assert!(last.files <= first.files + 32, "descriptors: {usage:?}");
+    assert!(last.kib <= first.kib + 32 * 1024, "memory: {usage:?}");
+}
+
+pub(super) struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    report: std::path::PathBuf,
+}
+
+impl Program {
+    pub(super) fn start(address: &str, report: &Path, clock: &Clock) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", TEST, "--nocapture"])
+            .env(ADDRESS, address)
+            .env(REPORT, report)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        clock.set(&mut command);
+        let mut child = command.spawn().unwrap();
+        Self {
+            input: child.stdin.take().unwrap(),
+            output: BufReader::new(child.stdout.take().unwrap()),
+            child,
+            report: report.to_owned(),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn usage(&mut self) -> Usage {
+        writeln!(self.input, "time").unwrap();
+        let time = loop {
+            let mut line = String::new();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert!(read > 0, "the program ended");
+            // The test runner's own words may share the line.
+            if let Some((_, time)) = line.split_once("time=") {
+                break time.trim().parse::<u64>().unwrap();
+            }
+        };
+        Usage {
+            clock_off: time.abs_diff(seconds()),
+            ..Usage::of(self.child.id())
+        }
+    }
+
+    /// Ends the day; the report is there when this returns.
+    #[track_caller]
+    pub(super) fn stop(&mut self) {
+        writeln!(self.input, "stop").unwrap();
+        std::io::copy(&mut self.output, &mut std::io::sink()).unwrap();
+        assert!(self.child.wait().unwrap().success(), "the program failed");
+        assert!(self.report.exists());
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap().as_secs()
+}
+
+/// Whether this process is the program.
+pub(super) fn is_meant() -> bool {
+    std::env::var_os(ADDRESS).is_some()
+}
+
+/// The program's side: works until it is told to stop, every other worker in clear text.
+#[allow(clippy::print_stdout, reason = "how the program tells the test")]
+pub(super) fn run() {
+    let address = std::env::var(ADDRESS).unwrap();
+    let urls = ["https", "http"].map(|scheme| format!("{scheme}://{address}"));
+    let url = |worker: usize| urls[worker % 2].as_str();
+    let stop = &AtomicBool::new(false);
+    let stopped = || stop.load(Ordering::SeqCst);
+    let train = |worker| {
+        let mut trainer = Trainer::new(worker, url(worker));
+        while !stopped() {
+            trainer.step();
+        }
+        json!({"losses": trainer.losses, "errors": trainer.errors,
+            "kept": trainer.kept, "deleted": trainer.deleted})
+    };
+    let report = std::thread::scope(|scope| {
+        let trainers: Vec<_> = (0..TRAINERS)
+            .map(|n| scope.spawn(move || train(n)))
+            .collect();
+        let samplers: Vec<_> = (1..=SAMPLERS)
+            .map(|n| scope.spawn(move || work::sample(url(n), n as i64 * 1_000_000, stop, || ())))
+            .collect();
+        let lister = scope.spawn(|| work::list(url(0), stop));
+        for line in std::io::stdin().lines() {
+            match line.unwrap().as_str() {
+                "time" => println!("\ntime={}", seconds()),
+                _ => break,
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        let trainers: Vec<Value> = trainers
+            .into_iter()
+            .map(|one| one.join().unwrap())
+            .collect();
+        let samples: Vec<_> = samplers
+            .into_iter()
+            .map(|one| one.join().unwrap())
+            .collect();
+        json!({"trainers": trainers, "samples": samples, "listings": lister.join().unwrap()})
+    });
+    std::fs::write(std::env::var(REPORT).unwrap(), report.to_string()).unwrap();
+}
