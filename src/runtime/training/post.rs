@@ -83,16 +83,27 @@ impl Sending {
         let (training, label) = (self.training(), FORWARD_BACKWARD.label());
         let link = &training.results.link;
         let mut effect = Effect::None;
-        let mut stumbles = 0;
+        let (mut stumbles, mut resets) = (0, 0);
         let (found, refusal) = loop {
-            let response = match link.attempt(request.clone()) {
+            let mut attempt = request.clone();
+            if stumbles > 0 {
+                // SkyRL resets a connection it stumbled on after it has answered. So that the
+                // attempt in JSON meets none, this one leaves no connection behind.
+                attempt = attempt.with_header("connection", "close");
+            }
+            let response = match link.attempt(attempt) {
                 Ok(response) => response,
                 Err(failed) => {
                     let (meaning, error) = failed.read(&label);
-                    return match meaning.is_passing() {
-                        true => Probed::Open(effect.and(meaning.effect())),
-                        false => Probed::Refused(error.with_effect(effect)),
-                    };
+                    if !meaning.is_passing() {
+                        return Probed::Refused(error.with_effect(effect));
+                    }
+                    effect = effect.and(meaning.effect());
+                    resets += 1;
+                    if stumbles == 0 || resets > 1 {
+                        return Probed::Open(effect);
+                    }
+                    continue;
                 }
             };
             let found = hint(&response);

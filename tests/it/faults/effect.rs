@@ -1,5 +1,7 @@
 //! Whether a failed request took effect, and what follows from it: advice, numbers, the queue.
 
+use std::collections::HashSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::json;
@@ -343,4 +345,32 @@ fn effect_a_server_that_always_stumbles_over_protobuf_is_spoken_to_in_json() {
     }
     let seen = content_types(&fake);
     assert_eq!(seen[seen.len() - 3..], ["json", "json", "json"], "{seen:?}");
+}
+
+/// SkyRL's framework promises to keep the connection it stumbled on, logs at length, and resets it.
+#[test]
+fn effect_a_server_that_resets_after_a_stumble_gets_each_pass_in_json_once() {
+    let fake = Fake::start();
+    let training = fake.training();
+    let closing = Mutex::new(HashSet::new());
+    fake.server
+        .on("POST", &route("forward_backward"), move |request| {
+            let mut closing = closing.lock().unwrap();
+            if closing.contains(&request.connection) {
+                return Reply::hang_up();
+            }
+            if request.header("content-type") == Some("application/json") {
+                return Reply::json(&json!({"request_id": "f"}));
+            }
+            closing.insert(request.connection);
+            stumble()
+        });
+    for _ in 0..3 {
+        let pass = training.forward_backward(&data(), LossFn::CrossEntropy);
+        pass.unwrap().join().unwrap();
+    }
+    let seen = content_types(&fake);
+    let json = seen.iter().filter(|kind| *kind == "json").count();
+    assert_eq!(json, 3, "{seen:?}");
+    fake.check_pauses(&[]);
 }
