@@ -167,15 +167,16 @@ impl<'de> Deserialize<'de> for Stop {
     }
 }
 
+/// A list of one, which every server understands: SkyRL 0.3.0 refuses a text by itself.
 impl From<&str> for Stop {
     fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
+        Self::from(text.to_owned())
     }
 }
 
 impl From<String> for Stop {
     fn from(text: String) -> Self {
-        Self::Text(text)
+        Self::Texts(vec![text])
     }
 }
 
