@@ -57,6 +57,8 @@ mod server;
 mod sessions;
 /// Text in and out in one call.
 mod short_calls;
+/// The client on SkyRL, recorded and real.
+mod skyrl;
 /// A bad day from beginning to end.
 mod soak;
 /// What tests share: servers, clients, Python.

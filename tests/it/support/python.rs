@@ -15,9 +15,14 @@ pub(crate) fn interpreter(version: &str) -> Option<PathBuf> {
 }
 
 /// The interpreter of an environment of that name with these packages, likewise.
-#[allow(clippy::print_stderr, reason = "says why a test was skipped")]
 pub(crate) fn environment(name: &str, packages: &[&str]) -> Option<PathBuf> {
-    match prepare(name, packages) {
+    environment_of(Path::new("python3"), name, packages)
+}
+
+/// The same with a Python of one's choice.
+#[allow(clippy::print_stderr, reason = "says why a test was skipped")]
+pub(crate) fn environment_of(python: &Path, name: &str, packages: &[&str]) -> Option<PathBuf> {
+    match prepare(python, name, packages) {
         Ok(python) => Some(python),
         Err(reason) if std::env::var("CI").is_ok_and(|value| value == "true") => {
             panic!("Python with {packages:?} is needed under CI: {reason}")
@@ -29,7 +34,7 @@ pub(crate) fn environment(name: &str, packages: &[&str]) -> Option<PathBuf> {
     }
 }
 
-fn prepare(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
+fn prepare(base: &Path, name: &str, packages: &[&str]) -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/python");
     let home = root.join(name);
     let python = if cfg!(windows) {
@@ -43,7 +48,7 @@ fn prepare(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
         .and_then(|file| file.lock().map(|()| file))
         .map_err(|error| error.to_string())?;
     if !ready.exists() {
-        run(Command::new("python3")
+        run(Command::new(base)
             .args(["-m", "venv", "--clear"])
             .arg(&home))?;
         run(Command::new(&python)
