@@ -1,10 +1,11 @@
 //! The official Python SDK, unmodified, against `tinker serve`.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::python::{environment, interpreter};
 
@@ -43,6 +44,15 @@ impl Drop for Served {
 
 /// Runs a script with an SDK and reads the JSON it prints; `None` without that SDK.
 fn run(version: &str, script: &str, server: &Served) -> Option<Value> {
+    run_with(version, script, server, &[("HF_HUB_OFFLINE", "1")])
+}
+
+fn run_with(
+    version: &str,
+    script: &str,
+    server: &Served,
+    environment: &[(&str, &str)],
+) -> Option<Value> {
     let python = interpreter(version)?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/python")
@@ -51,7 +61,7 @@ fn run(version: &str, script: &str, server: &Served) -> Option<Value> {
         .arg(script)
         .env("TINKER_BASE_URL", &server.url)
         .env("TINKER_API_KEY", "tml-test")
-        .env("HF_HUB_OFFLINE", "1")
+        .envs(environment.iter().copied())
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -80,7 +90,7 @@ fn check(seen: &Value) {
     assert_eq!(seen["refused"], "user");
     assert_eq!(seen["runs"], 3);
     let saved = ["sampler_weights/sampler", "weights/resume"];
-    assert_eq!(seen["checkpoints"], serde_json::json!(saved));
+    assert_eq!(seen["checkpoints"], json!(saved));
     assert_eq!(seen["checkpoint_run"], true);
 }
 
@@ -143,6 +153,60 @@ fn every_switch_of_the_configuration_leads_to_the_same_numbers() {
     assert_eq!(plain["forward"], switched["forward"]);
     close("losses");
     close("uninterrupted");
+}
+
+#[test]
+fn releases_of_both_eras_know_a_model_by_its_name_and_its_runs() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/local/engine/builtin");
+    let server = Served::start(&["--model", &format!("org/named={}", folder.display())]);
+    // A sampler's tokenizer is asked for by the model's name alone, as the hub's tools keep it.
+    let home = tempfile::tempdir().unwrap();
+    let cached = home.path().join("hub/models--org--named");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let snapshot = cached.join("snapshots").join(commit);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(cached.join("refs")).unwrap();
+    fs::write(cached.join("refs/main"), commit).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(folder.join(name), snapshot.join(name)).unwrap();
+    }
+    let mut all = Vec::new();
+    for version in ["0.36.0", "0.24.1"] {
+        let environment = [
+            ("MODEL", "org/named"),
+            ("HF_HOME", home.path().to_str().unwrap()),
+            ("HF_HUB_OFFLINE", "1"),
+        ];
+        let Some(mut seen) = run_with(version, "rest.py", &server, &environment) else {
+            return;
+        };
+        let loss = seen.as_object_mut().unwrap().remove("loss").unwrap();
+        assert!(loss.as_f64().unwrap() > 0.0, "{version}: {loss}");
+        assert_eq!(seen["tokens"].as_array().unwrap().len(), 4);
+        all.push(seen);
+    }
+    let mut expected = json!({
+        "offered": ["org/named"],
+        "model": "org/named",
+        "sampled": "org/named",
+        "sampler_of": "org/named",
+        "tokenizers": [[104, 105, 257], [104, 105, 257]],
+        "run": {"base": "org/named", "by_path": true, "metadata": {"run": "one"}, "weights": 4},
+        "saved": {"weights/state": "training", "sampler_weights/weights": "sampler"},
+        "sized": true,
+        "public": [true, false],
+        "expires": [true, false],
+        "mine": true,
+        "left": ["weights/state"],
+        "missing": 404,
+        "sessions": true,
+        "session": [true, 2],
+        "runs": true,
+    });
+    expected["tokens"] = all[0]["tokens"].clone();
+    for seen in all {
+        assert_eq!(seen, expected);
+    }
 }
 
 #[test]
