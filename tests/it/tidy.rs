@@ -192,10 +192,39 @@ fn functions_of_the_facade_are_short() {
 
 #[test]
 fn every_dependency_has_its_line() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
-    let papers = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
-    let (mut section, mut seen) = ("", 0);
+    let papers = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    for (_, name) in dependencies() {
+        assert!(papers.contains(&format!("`{name}`")), "{name} has no line");
+    }
+}
+
+#[test]
+fn every_dependency_is_used() {
+    let library: Vec<String> = sources()
+        .into_iter()
+        .flat_map(|source| source.lines.into_iter().map(|(_, line)| line))
+        .collect();
+    let mut everything = String::new();
+    for folder in ["src", "tests", "benches", "examples"] {
+        let mut files = Vec::new();
+        collect(&root().join(folder), &mut files);
+        let texts = files.iter().map(|file| fs::read_to_string(file).unwrap());
+        everything.extend(texts);
+    }
+    for (section, name) in dependencies() {
+        let path = format!("{}::", name.replace('-', "_"));
+        let used = match section.contains("dev-") {
+            true => uses(&everything, &path),
+            false => library.iter().any(|line| uses(line, &path)),
+        };
+        assert!(used, "nothing uses {name}");
+    }
+}
+
+/// The manifest's sections and the names in them, without the package itself.
+fn dependencies() -> Vec<(String, String)> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let (mut section, mut found) = ("", Vec::new());
     for line in manifest.lines() {
         if let Some(name) = line.strip_prefix('[') {
             section = name;
@@ -207,11 +236,15 @@ fn every_dependency_has_its_line() {
             .collect();
         let dependency = section.contains("dependencies") && !name.is_empty();
         if dependency && line[name.len()..].starts_with(" =") && name != "tinker-sdk" {
-            assert!(papers.contains(&format!("`{name}`")), "{name} has no line");
-            seen += 1;
+            found.push((section.to_owned(), name));
         }
     }
-    assert!(seen > 30, "{seen}");
+    assert!(found.len() > 30, "{found:?}");
+    found
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
@@ -364,7 +397,7 @@ fn uses(line: &str, name: &str) -> bool {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = root().join("src");
     let mut files = Vec::new();
     collect(&root, &mut files);
     files.sort();
