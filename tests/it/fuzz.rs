@@ -192,11 +192,21 @@ fn findings_stay_mended() {
 }
 
 /// Readers that have no good input among the seeds would only ever see nonsense.
+///
+/// `TINKER_TEST_SEEDS=FOLDER` keeps it, a folder for each: where a fuzzer is to begin.
 #[test]
 fn every_reader_has_good_input() {
     let seeds = seeds();
+    let kept = std::env::var_os("TINKER_TEST_SEEDS").map(PathBuf::from);
     for (name, reader) in readers() {
-        assert!(seeds.iter().any(|seed| reader(seed).is_ok()), "{name}");
+        let good: Vec<_> = seeds.iter().filter(|seed| reader(seed).is_ok()).collect();
+        assert!(!good.is_empty(), "{name}");
+        if let Some(folder) = kept.as_ref().map(|folder| folder.join(name)) {
+            fs::create_dir_all(&folder).unwrap();
+            for (number, seed) in good.into_iter().enumerate() {
+                fs::write(folder.join(format!("seed-{number}")), seed).unwrap();
+            }
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use crate::server::process::Process;
 /// The day is the same every time.
 const SEED: u64 = 6;
 /// Steps between two deaths of the server.
-const STEPS: usize = 40;
+const STEPS: usize = 30;
 /// Deaths of the server on a short day.
 const DEATHS: usize = 3;
 /// Which of three servers finds the disk full.
@@ -64,11 +64,13 @@ fn a_bad_day_leaves_no_trace() {
         front.lead_to(&server.url);
         front.wait_for_steps(front.accepted() + STEPS, PATIENCE);
         watcher.wait(PATIENCE);
+        say(&format!("server {life}: {:?}", began.elapsed()));
         clients.push(program.usage());
         servers.push(Usage::of(server.id()));
         let is_last = life >= DEATHS && limit.is_none_or(|limit| began.elapsed() >= limit);
         if is_last {
             program.stop();
+            say(&format!("stopped: {:?}", began.elapsed()));
             there = checkpoints(&server.url);
         }
         front.lead_to("");

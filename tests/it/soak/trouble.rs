@@ -46,7 +46,7 @@ const REQUESTS: [(u64, Trouble); 10] = [
 /// How many kinds there are.
 pub(super) const KINDS: usize = REQUESTS.len() + 2;
 
-/// A handshake is longer than this; what follows is not over after it.
+/// A handshake is longer than this, and shorter than twice as much.
 const HANDSHAKE: usize = 1200;
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Dice {
         let bytes = (number >> 8) as usize;
         match number % 8 {
             0 => Some((1 + bytes % HANDSHAKE, Trouble::CutHandshake)),
-            1 | 2 => Some((4 * HANDSHAKE + bytes % 60_000, Trouble::CutLater)),
+            1 | 2 => Some((2 * HANDSHAKE + bytes % 8_000, Trouble::CutLater)),
             _ => None,
         }
     }
