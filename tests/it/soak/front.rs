@@ -33,6 +33,7 @@ pub(super) enum Fate {
     Withheld,
     /// The server had it and did not answer.
     Unanswered,
+    /// Turned down, by the server or before it.
     Refused(u16),
     /// Accepted, under this id.
     Accepted(String),
@@ -218,12 +219,12 @@ impl Shared {
                     };
                 }
                 Some(Trouble::Status(status)) => {
-                    self.note(&request, Fate::Withheld);
+                    self.note(&request, Fate::Refused(status));
                     send(&mut stream, &refusal(status, "0"))?;
                     continue;
                 }
                 Some(Trouble::StatusUntil(status)) => {
-                    self.note(&request, Fate::Withheld);
+                    self.note(&request, Fate::Refused(status));
                     let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap();
                     let now = now.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
                     send(&mut stream, &refusal(status, &now))?;

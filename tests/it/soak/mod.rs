@@ -48,7 +48,7 @@ fn a_bad_day_leaves_no_trace() {
     let long = std::env::var("TINKER_TEST_LONG").ok();
     let limit = long.map(|seconds| Duration::from_secs(seconds.parse().unwrap_or(1).max(60)));
     let began = Instant::now();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (report, data) = (
         folder.path().join("report.json"),
         folder.path().join("data"),
@@ -122,16 +122,9 @@ fn serve(data: &Path, is_full: bool, clock: &Clock) -> Process {
         }
         false => Command::new(binary),
     };
-    command.args([
-        "serve",
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--save-every",
-        "1",
-    ]);
-    command.arg("--data").arg(data);
+    // Nobody reads what a server says of its disk before it has ended.
+    command.args(["serve", "--port", "0", "--log", "off", "--threads", "1"]);
+    command.args(["--save-every", "1", "--data"]).arg(data);
     clock.set(&mut command);
     Process::spawn(command)
 }

@@ -16,6 +16,8 @@ pub(super) fn violations(record: &[Seen]) -> Vec<String> {
     for (model, requests) in models {
         let mut newest = 0;
         let mut first: BTreeMap<u64, &Seen> = BTreeMap::new();
+        // Numbers whose request was turned down, each time it was sent.
+        let mut free: BTreeMap<u64, bool> = BTreeMap::new();
         let mut ids: BTreeMap<u64, BTreeSet<&str>> = BTreeMap::new();
         for seen in requests {
             let at = format!("{model} {} {}", seen.seq, seen.endpoint);
@@ -29,11 +31,17 @@ pub(super) fn violations(record: &[Seen]) -> Vec<String> {
                     newest = newest.max(seen.seq);
                     first.insert(seen.seq, seen);
                 }
-                Some(known) if known.endpoint != seen.endpoint || known.body != seen.body => {
+                Some(known) if known.endpoint == seen.endpoint && known.body == seen.body => {}
+                // What was never taken leaves its number to the next.
+                Some(_) if free[&seen.seq] => {
+                    first.insert(seen.seq, seen);
+                }
+                Some(known) => {
                     found.push(format!("{at}: the number was {}'s", known.endpoint));
                 }
-                Some(_) => {}
             }
+            let refused = matches!(seen.fate, Fate::Refused(400..500));
+            *free.entry(seen.seq).or_insert(true) &= refused;
             if let Fate::Accepted(id) = &seen.fate {
                 ids.entry(seen.seq).or_default().insert(id);
             }
@@ -90,7 +98,17 @@ fn rules_that_are_broken_are_noticed() {
         seen(1, b"a", accepted("1")),
     ];
     assert_eq!(violations(&repeated), [""; 0]);
+    let given_back = [
+        seen(1, b"a", Fate::Refused(404)),
+        seen(1, b"b", accepted("1")),
+        seen(1, b"b", Fate::Unanswered),
+    ];
+    assert_eq!(violations(&given_back), [""; 0]);
     for broken in [
+        [
+            seen(1, b"a", Fate::Refused(503)),
+            seen(1, b"b", accepted("2")),
+        ],
         [seen(1, b"a", accepted("1")), seen(3, b"b", accepted("2"))],
         [seen(2, b"a", accepted("1")), seen(1, b"b", accepted("2"))],
         [seen(1, b"a", Fate::Withheld), seen(1, b"b", accepted("2"))],
