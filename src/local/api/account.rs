@@ -86,13 +86,13 @@ pub(super) fn usage(call: &Call) -> Answer {
     }
     let mut counts = call.state().ledger.counts(from, to);
     let owner = |session: &str| call.state().sessions.owner(session);
-    counts.retain(|count| owner(&count.session).is_none_or(|owner| owner == *call.user));
+    counts.retain(|count| owner(&count.of.session).is_none_or(|owner| owner == *call.user));
     let mut sessions = BTreeMap::new();
     for count in &counts {
-        let metadata = call.state().sessions.get(&count.session);
+        let metadata = call.state().sessions.get(&count.of.session);
         let user_metadata = metadata.ok().map(|session| texts(session.user_metadata));
         sessions.insert(
-            count.session.as_str().into(),
+            count.of.session.as_str().into(),
             BillingSession { user_metadata },
         );
     }
@@ -113,32 +113,28 @@ fn hour(call: &Call, name: &str) -> Result<Timestamp, Refusal> {
 
 fn event(call: &Call, count: Count) -> BillingEvent {
     let at = |second| Timestamp::from_second(second).unwrap_or(Timestamp::UNIX_EPOCH);
-    let token_count = count.count;
-    let project_id = call.state().project_of(&count.session);
+    let (of, token_count) = (count.of, count.count);
+    let project_id = call.state().project_of(&of.session);
     BillingEvent {
-        bucket_start: at(count.hour),
-        bucket_end: at(count.hour + HOUR),
-        // What was used is not counted by model.
-        base_model: match call.work().library.offers() {
-            [only] => Some(only.name.clone()),
-            _ => None,
-        },
+        bucket_start: at(of.hour),
+        bucket_end: at(of.hour + HOUR),
+        base_model: of.base_model,
         user_id: None,
         user_name: Some(call.user.to_string()),
-        session_id: Some(count.session.into()),
+        session_id: Some(of.session.into()),
         project_id,
         // Nothing costs anything here.
         estimated_cost_usd: Some(0.0),
         effective_rate_usd_per_million_tokens: None,
         effective_rate_usd_per_gigabyte_month: None,
-        event_info: match count.kind {
+        event_info: match of.kind {
             Kind::Training => BillingEventInfo::Training { token_count },
             Kind::Prefill => BillingEventInfo::SamplingPrefill {
                 cached: false,
                 token_count,
             },
             Kind::Sample => BillingEventInfo::SamplingSample { token_count },
-            Kind::Checkpoint => BillingEventInfo::Checkpoint { count: count.count },
+            Kind::Checkpoint => BillingEventInfo::Checkpoint { count: token_count },
         },
     }
 }

@@ -55,14 +55,24 @@ impl Kind {
     }
 }
 
-/// How much of a kind a session used in an hour.
+/// How much of a kind a session used of a model in an hour.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::local) struct Count {
+    #[serde(flatten)]
+    pub(in crate::local) of: Usage,
+    pub(in crate::local) count: u64,
+}
+
+/// What is counted together.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(in crate::local) struct Usage {
     /// The start of the hour, in seconds.
     pub(in crate::local) hour: i64,
     pub(in crate::local) session: String,
+    /// Earlier versions did not write it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::local) base_model: Option<String>,
     pub(in crate::local) kind: Kind,
-    pub(in crate::local) count: u64,
 }
 
 /// Something that was done with a checkpoint.
@@ -97,10 +107,10 @@ pub(in crate::local) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Books {
-    counts: BTreeMap<(i64, String, Kind), u64>,
+    counts: BTreeMap<Usage, u64>,
     deeds: Vec<Deed>,
     /// What was not written down yet.
-    new_counts: BTreeMap<(i64, String, Kind), u64>,
+    new_counts: BTreeMap<Usage, u64>,
     new_deeds: Vec<Deed>,
     /// What was counted since the server started, in the order of [`Kind::ALL`].
     totals: [u64; 4],
@@ -167,12 +177,7 @@ impl Ledger {
         let mut books = Books::default();
         for line in lines {
             match line {
-                Line::Count(Count {
-                    hour,
-                    session,
-                    kind,
-                    count,
-                }) => *books.counts.entry((hour, session, kind)).or_default() += count,
+                Line::Count(Count { of, count }) => *books.counts.entry(of).or_default() += count,
                 Line::Deed(deed) => books.deeds.push(deed),
             }
         }
@@ -219,17 +224,29 @@ impl Ledger {
         }
     }
 
-    /// Counts usage.
-    pub(in crate::local) fn count(&self, now: Timestamp, session: &str, kind: Kind, count: u64) {
+    /// Counts what a session used of a model.
+    pub(in crate::local) fn count(
+        &self,
+        now: Timestamp,
+        session: &str,
+        base_model: &str,
+        kind: Kind,
+        count: u64,
+    ) {
         let hour = now.as_second() - now.as_second().rem_euclid(3600);
         let mut books = lock(&self.books);
-        let key = (hour, session.to_owned(), kind);
+        let key = Usage {
+            hour,
+            session: session.to_owned(),
+            base_model: Some(base_model.to_owned()),
+            kind,
+        };
         *books.counts.entry(key.clone()).or_default() += count;
         *books.new_counts.entry(key).or_default() += count;
         books.totals[kind as usize] += count;
         let oldest = hour - OLDEST;
         while let Some(first) = books.counts.first_entry()
-            && first.key().0 < oldest
+            && first.key().hour < oldest
         {
             first.remove();
         }
@@ -263,7 +280,7 @@ impl Ledger {
         let wanted = books
             .counts
             .iter()
-            .filter(|((hour, ..), _)| hours.contains(hour));
+            .filter(|(of, _)| hours.contains(&of.hour));
         wanted.map(count).collect()
     }
 
@@ -284,11 +301,9 @@ fn lines(counts: impl Iterator<Item = Count>, deeds: &[Deed]) -> String {
     text
 }
 
-fn count(((hour, session, kind), count): (&(i64, String, Kind), &u64)) -> Count {
+fn count((of, count): (&Usage, &u64)) -> Count {
     Count {
-        hour: *hour,
-        session: session.clone(),
-        kind: *kind,
+        of: of.clone(),
         count: *count,
     }
 }
@@ -301,15 +316,32 @@ mod tests {
     fn counts_by_the_hour_and_survives_being_written_down() {
         let ledger = Ledger::default();
         let at = |second| Timestamp::from_second(second).unwrap();
-        ledger.count(at(3599), "s", Kind::Training, 5);
-        ledger.count(at(3600), "s", Kind::Training, 7);
-        ledger.count(at(7199), "s", Kind::Training, 1);
+        ledger.count(at(3599), "s", "m", Kind::Training, 5);
+        ledger.count(at(3600), "s", "m", Kind::Training, 7);
+        ledger.count(at(7199), "s", "m", Kind::Training, 1);
         let counts = |ledger: &Ledger, from, to| -> Vec<u64> {
             let counts = ledger.counts(at(from), at(to));
             counts.iter().map(|count| count.count).collect()
         };
         assert_eq!(counts(&ledger, 0, 7200), [5, 8]);
         assert_eq!(counts(&ledger, 3600, 7200), [8]);
+    }
+
+    #[test]
+    fn lines_of_earlier_versions_name_no_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = r#"{"count": {"hour": 3600, "session": "s", "kind": "sample", "count": 4}}"#;
+        std::fs::write(folder.path().join("000001.jsonl"), line).unwrap();
+        let ledger = Ledger::open(folder.path());
+        let at = |second| Timestamp::from_second(second).unwrap();
+        ledger.count(at(3600), "s", "m", Kind::Sample, 2);
+        ledger.write();
+        let counts = Ledger::open(folder.path()).counts(at(0), at(7200));
+        let seen: Vec<_> = counts
+            .into_iter()
+            .map(|one| (one.of.base_model, one.count))
+            .collect();
+        assert_eq!(seen, [(None, 4), (Some("m".to_owned()), 2)]);
     }
 
     #[test]
@@ -329,7 +361,7 @@ mod tests {
             assert_eq!(total(&ledger), 30 * (round - 1));
             assert_eq!(ledger.deeds().len() as u64, round - 1);
             for _ in 0..10 {
-                ledger.count(at(3600), "s", Kind::Training, 3);
+                ledger.count(at(3600), "s", "m", Kind::Training, 3);
                 ledger.write();
             }
             ledger.note(at(3600), "saved", &path);

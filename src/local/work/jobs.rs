@@ -274,10 +274,8 @@ fn pass(
         };
         convert::output(&data, output)
     };
-    workshop
-        .state
-        .ledger
-        .count(now(), session_id, Kind::Training, tokens.sum());
+    let (ledger, base_model) = (&workshop.state.ledger, &model.base_model);
+    ledger.count(now(), session_id, base_model, Kind::Training, tokens.sum());
     let mut bytes = Vec::new();
     encode_forward_backward_output(&output, &mut bytes)?;
     Ok(Outcome::Training(bytes.into()))

@@ -99,9 +99,8 @@ pub(in crate::local) fn count(
         (Kind::Prefill, request.prompt.len()),
         (Kind::Sample, sampled),
     ] {
-        let session = &sampler.session_id;
-        work.state
-            .ledger
-            .count(state::now(), session, kind, tokens as u64);
+        let (session, model) = (&sampler.session_id, &sampler.base_model);
+        let ledger = &work.state.ledger;
+        ledger.count(state::now(), session, model, kind, tokens as u64);
     }
 }

@@ -1,5 +1,6 @@
 //! Which models a server has: by folder, by name, several at once.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -142,6 +143,52 @@ fn each_model_has_its_own_runs_and_checkpoints() {
     let id = caller.call("load_weights", body)["model_id"].clone();
     let info = caller.ok("get_info", json!({ "model_id": id }));
     assert_eq!(info["model_name"], "org/other");
+}
+
+#[test]
+fn usage_is_counted_by_model() {
+    let temporary = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder()
+        .model(ModelSource::new("org/one", folder()))
+        .model(ModelSource::new("org/other", other(temporary.path())))
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    sample(&caller, 0, "org/one");
+    sample(&caller, 1, "org/other");
+    sample(&caller, 2, "org/other");
+    let body = json!({"session_id": caller.session, "model_seq_id": 0,
+        "base_model": "org/other", "lora_config": {"rank": 4}});
+    let id = caller.call("create_model", body)["model_id"].clone();
+    let body = json!({"model_id": id, "seq_id": 1, "path": "a"});
+    caller.call("save_weights", body);
+    let hour = tinker::types::Timestamp::now().as_second() / 3600 * 3600;
+    let time = |second| tinker::types::Timestamp::from_second(second).unwrap();
+    let (from, to) = (time(hour - 3600), time(hour + 7200));
+    let path = format!("billing/usage/events?starting_on={from}&ending_before={to}");
+    // Summed over the hours, since one may have begun meanwhile.
+    let mut used = BTreeMap::<(String, String), u64>::new();
+    for event in caller.get(&path)["data"].as_array().unwrap() {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let info = &event["event_info"];
+        let count = info["token_count"].as_u64().or(info["count"].as_u64());
+        let key = (text(&event["base_model"]), text(&info["type"]));
+        *used.entry(key).or_default() += count.unwrap();
+    }
+    let used: Vec<(&str, &str, u64)> = used
+        .iter()
+        .map(|((model, kind), count)| (model.as_str(), kind.as_str(), *count))
+        .collect();
+    assert_eq!(
+        used,
+        [
+            ("org/one", "sampling_prefill", 2),
+            ("org/one", "sampling_sample", 8),
+            ("org/other", "checkpoint", 1),
+            ("org/other", "sampling_prefill", 4),
+            ("org/other", "sampling_sample", 16),
+        ]
+    );
 }
 
 #[test]
