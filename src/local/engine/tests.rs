@@ -1,5 +1,7 @@
 //! The engine against itself: finite differences, determinism, resuming, sampling.
 
+mod agreement;
+
 use std::sync::Arc;
 
 use super::batch::sample;

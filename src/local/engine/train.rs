@@ -233,6 +233,18 @@ pub(crate) fn run(
     loss: &Loss,
     fresh: Option<&(dyn Fn() -> Gradients + Sync)>,
 ) -> (LossOutput, Option<Gradients>) {
+    run_within(base, net, data, loss, fresh, memory::activations())
+}
+
+/// The same with room for so many numbers between forward and backward.
+pub(super) fn run_within(
+    base: &Base,
+    net: Net<'_>,
+    data: &[Datum],
+    loss: &Loss,
+    fresh: Option<&(dyn Fn() -> Gradients + Sync)>,
+    room: usize,
+) -> (LossOutput, Option<Gradients>) {
     let groups = group(data, net.is_unmerged());
     // A large model's passes are spread over threads themselves, and take memory.
     let wave = match net.is_unmerged() {
@@ -246,8 +258,9 @@ pub(crate) fn run(
             .par_iter()
             .map(|group| {
                 let mut gradients = fresh.map(|fresh| fresh());
-                let outputs = base
-                    .with_scratch(|scratch| pass(&net, group, loss, gradients.as_mut(), scratch));
+                let outputs = base.with_scratch(|scratch| {
+                    pass(&net, group, loss, gradients.as_mut(), room, scratch)
+                });
                 (outputs, gradients)
             })
             .collect();
@@ -302,13 +315,14 @@ fn pass(
     group: &[Datum],
     loss: &Loss,
     gradients: Option<&mut Gradients>,
+    room: usize,
     scratch: &mut Scratch,
 ) -> Vec<DatumOutput> {
     let config = &net.weights.config;
     let packed = Packed::new(net.weights, group.iter().map(|datum| &datum.tokens[..]));
     let layers = config.layers.len();
     // Beyond that layers are computed again on the way back; the numbers are the same.
-    let keep = packed.rows() * layers * Saved::per_row(config) <= memory::activations();
+    let keep = packed.rows() * layers * Saved::per_row(config) <= room;
     let at = |layer| LayerPass {
         net,
         layer,
