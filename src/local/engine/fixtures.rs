@@ -425,6 +425,7 @@ fn every_family_says_what_transformers_says() {
         "llama-linear",
         "mistral",
         "gemma3",
+        "gemma3-pattern",
         "smollm3",
         "phi3",
     ] {
@@ -468,7 +469,13 @@ fn every_family_says_what_transformers_says() {
 /// A GGUF file is the same model as the folder it was made from.
 #[test]
 fn gguf_files_say_what_their_folders_say() {
-    for name in ["llama", "qwen3", "families/llama-linear", "families/phi3"] {
+    for name in [
+        "llama",
+        "qwen3",
+        "families/llama-linear",
+        "families/phi3",
+        "families/gemma3-pattern",
+    ] {
         let fixture = Fixture::open(name);
         let folder = fixture.base();
         let file = Base::load_gguf(&fixture.folder.join("model.gguf"), 1).unwrap();

@@ -328,6 +328,16 @@ mod tests {
         assert_eq!(said, [text("ab"), text(" ab"), None, text("é")]);
     }
 
+    /// As Gemma's are.
+    #[test]
+    fn sentence_pieces_may_begin_without_a_space() {
+        let flag = "tokenizer.ggml.add_space_prefix";
+        let tokenizer = pieces().value(flag, 7, &[0]).open().unwrap();
+        assert_eq!(tokenizer.encode("ab ab").unwrap(), [1, 7, 8]);
+        assert_eq!(tokenizer.encode_plain("<sys>ab").unwrap(), [9, 7]);
+        assert_eq!(tokenizer.decode(&[8, 7]).unwrap(), " abab");
+    }
+
     #[test]
     fn what_cannot_be_read_is_named() {
         #[track_caller]
