@@ -15,6 +15,8 @@ mod clients;
 mod config;
 /// The console: its endpoints, and its page in a browser.
 mod console;
+/// The cookbook's recipes as guests of the embedded server.
+mod cookbook;
 /// Downloads of signed files: resumed, checked, signed again.
 mod downloads;
 /// Every example, run.

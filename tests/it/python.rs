@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use crate::support::python::{environment, interpreter};
 
 /// `tinker serve` on a free port; SIGTERM ends it.
-struct Served {
+pub(crate) struct Served {
     process: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Served {
-    fn start(options: &[&str]) -> Self {
+    pub(crate) fn start(options: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tinker"))
             .args(["serve", "--port", "0"])
             .args(options)
