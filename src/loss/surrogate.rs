@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::custom::LossValue;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::types::{Datum, TensorData};
 
 /// The data of the forward pass: target tokens, and weights as given or zeros.
@@ -50,20 +50,14 @@ pub(crate) fn backward_data(
 }
 
 /// Puts the custom loss in the place of the surrogate's, which moves to `surrogate_loss:sum`,
-/// and adds the custom metrics.
-///
-/// # Errors
-///
-/// If the service did not report `loss:sum`.
-pub(crate) fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) -> Result<()> {
-    let surrogate = metrics.remove("loss:sum").ok_or_else(|| {
-        let message = "the service reports no loss:sum, which every step does";
-        Error::Reply(Context::new(message))
-    })?;
+/// and adds the custom metrics. SkyRL 0.3.0 reports no loss of a pass, which is no reason to lose one
+/// whose gradients are gathered.
+pub(crate) fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) {
+    let surrogate = metrics.insert("loss:sum".into(), value.loss);
     metrics.extend(value.metrics);
-    metrics.insert("loss:sum".into(), value.loss);
-    metrics.insert("surrogate_loss:sum".into(), surrogate);
-    Ok(())
+    if let Some(surrogate) = surrogate {
+        metrics.insert("surrogate_loss:sum".into(), surrogate);
+    }
 }
 
 fn each(data: &[Datum], mut f: impl FnMut(&Datum) -> Result<Datum>) -> Result<Vec<Datum>> {
@@ -181,7 +175,7 @@ mod tests {
         let mut metrics =
             BTreeMap::from([("loss:sum".to_owned(), 9.0), ("tokens:sum".into(), 4.0)]);
         let value = LossValue::new(1.5, Vec::new()).with_metric("custom/kl:mean", 0.1);
-        finish_metrics(&mut metrics, value.clone()).unwrap();
+        finish_metrics(&mut metrics, value.clone());
         let expected = [
             ("custom/kl:mean".to_owned(), 0.1),
             ("loss:sum".into(), 1.5),
@@ -189,6 +183,9 @@ mod tests {
             ("tokens:sum".into(), 4.0),
         ];
         assert_eq!(metrics, expected.into());
-        assert!(finish_metrics(&mut BTreeMap::new(), value).is_err());
+        let mut metrics = BTreeMap::new();
+        finish_metrics(&mut metrics, value);
+        let expected = [("custom/kl:mean".to_owned(), 0.1), ("loss:sum".into(), 1.5)];
+        assert_eq!(metrics, expected.into());
     }
 }

@@ -19,6 +19,7 @@ use tinker::client::ListOptions;
 use tinker::config::Config;
 use tinker::error::Remedy;
 use tinker::local::LocalServer;
+use tinker::loss::{input, logprobs};
 use tinker::unversioned::Clock;
 use tinker::{
     AdamParams, Datum, Error, LoraConfig, LossFn, ModelInput, SampleOptions, SamplingClient,
@@ -237,6 +238,7 @@ fn walk(service: &ServiceClient) {
     agree_with_the_embedded_engine(&training);
     let losses: Vec<f64> = (0..3).map(|_| step(&training)).collect();
     assert!(losses[2] < losses[0], "{losses:?}");
+    custom(&training);
     let path = save_and_resume(service, &training);
     sample(service, &training);
     refusals(service, &training);
@@ -277,6 +279,17 @@ fn step(training: &TrainingClient) -> f64 {
     let metrics = stepped.metrics.unwrap();
     assert!(metrics["skyrl.ai/grad_norm"] > 0.0, "{metrics:?}");
     loss(&output)
+}
+
+/// A loss of one's own, computed here: its value is all there is to report.
+fn custom(training: &TrainingClient) {
+    let loss = -(logprobs() * input("weights")).sum();
+    let pass = training.forward_backward_custom(&data(), loss).unwrap();
+    let step = training.optim_step(AdamParams::learning_rate(1e-2));
+    let metrics = pass.join().unwrap().metrics;
+    step.unwrap().join().unwrap();
+    assert!(metrics["loss:sum"] > 0.0, "{metrics:?}");
+    assert_eq!(metrics.len(), 1, "{metrics:?}");
 }
 
 /// The same model, untrained, gives about the same numbers on both servers.
