@@ -1,16 +1,22 @@
 //! Causal attention with grouped heads over packed sequences.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::config::Config;
-use super::gemm::{View, dot, product};
+use super::gemm::{View, accumulate, dot, vectorised};
+use super::linear::add;
 use super::ops::softmax;
 use super::scratch::Scratch;
 
 /// Query rows handled at a time, so that scores never take more than `BLOCK * length` numbers.
 const BLOCK: usize = 64;
 
-/// From this many products of a query with a key on, heads are spread over threads.
+/// Into how many parts the queries of a long sequence are cut, so that threads can share them.
+const PARTS: usize = 4;
+
+/// From this many products of a query with a key on, parts are spread over threads.
 const PARALLEL_FROM: usize = 1 << 16;
 
 /// How many heads there are, and how they look back.
@@ -34,13 +40,9 @@ impl Shape {
         }
     }
 
-    /// The query heads that share one key and value head, on their own.
-    fn group(self) -> Self {
-        Self {
-            heads: self.heads / self.kv_heads,
-            kv_heads: 1,
-            ..self
-        }
+    /// Query heads that share one key and value head.
+    fn group(self) -> usize {
+        self.heads / self.kv_heads
     }
 
     fn q_width(self) -> usize {
@@ -68,295 +70,356 @@ pub(crate) struct HeadGradients<'a> {
     pub(crate) v: &'a mut [f32],
 }
 
-/// Each sequence attends to its own past; `spans` are the first row and length of each.
+/// Consecutive queries of one sequence, which come after all the keys but their own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stretch {
+    /// The row of the first key.
+    pub(crate) keys: usize,
+    /// Keys before the first query.
+    pub(crate) past: usize,
+    /// Queries.
+    pub(crate) len: usize,
+}
+
+impl Stretch {
+    /// Whole sequences, of which these are the first row and length.
+    pub(crate) fn whole(spans: &[(usize, usize)]) -> Vec<Self> {
+        let whole = |&(keys, len)| Self { keys, past: 0, len };
+        spans.iter().map(whole).collect()
+    }
+
+    /// Cuts the queries into parts that look at about as many keys each.
+    fn cut(&self) -> impl Iterator<Item = Range<usize>> {
+        let parts = (self.len / (2 * BLOCK)).clamp(1, PARTS);
+        let (past, all) = (self.past as f64, (self.past + self.len) as f64);
+        let end = move |part: usize| {
+            let share = part as f64 / parts as f64;
+            let seen = (past * past + share * (all * all - past * past)).sqrt();
+            ((seen - past) as usize).next_multiple_of(BLOCK)
+        };
+        let len = self.len;
+        (0..parts).map(move |part| end(part).min(len)..end(part + 1).min(len))
+    }
+}
+
+/// Each sequence attends to its own past. The stretches' queries are the rows of `q`, in order.
 pub(crate) fn forward(
     config: &Config,
     window: Option<usize>,
-    spans: &[(usize, usize)],
+    stretches: &[Stretch],
     heads: Heads<'_>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
-    let stretches: Vec<Stretch> = stretches(spans).collect();
-    attend_all(Shape::new(config, window), &stretches, heads, out, scratch);
-}
-
-/// One sequence goes on: there are `past` more keys and values than queries, and they come first.
-pub(crate) fn forward_onto(
-    config: &Config,
-    window: Option<usize>,
-    past: usize,
-    heads: Heads<'_>,
-    out: &mut [f32],
-    scratch: &mut Scratch,
-) {
-    let len = heads.q.len() / config.q_width();
-    let stretch = Stretch {
-        start: 0,
-        past,
-        len,
+    let shape = Shape::new(config, window);
+    let parts = parts(shape, stretches);
+    let out = pieces(shape, &parts, out);
+    let turned_keys = turned(heads.k, shape.kv_width(), scratch);
+    let work = |scratch: &mut Scratch, (part, mut out): (&Part, Vec<&mut [f32]>)| {
+        for block in part.blocks(shape) {
+            let scores = block.probabilities(shape, heads, &turned_keys, scratch);
+            let weights = View::new(&scores, block.rows.len(), block.keys);
+            let mut out = block.own(shape, &mut out);
+            out.iter_mut().for_each(|row| row.fill(0.0));
+            let values = &heads.v[block.kv(shape)..];
+            accumulate(1.0, weights, values, shape.kv_width(), &mut out);
+            scratch.give(scores);
+        }
     };
-    attend_all(Shape::new(config, window), &[stretch], heads, out, scratch);
-}
-
-/// Attends, spreading the groups of heads over threads where that pays.
-///
-/// What a head computes does not depend on where, so neither does the result.
-fn attend_all(
-    shape: Shape,
-    stretches: &[Stretch],
-    heads: Heads<'_>,
-    out: &mut [f32],
-    scratch: &mut Scratch,
-) {
-    if !worth_spreading(shape, stretches) {
-        return attend(shape, stretches, heads, out, scratch);
+    let tasks: Vec<_> = parts.iter().zip(out).collect();
+    match worth_spreading(shape, stretches) {
+        false => tasks.into_iter().for_each(|task| work(scratch, task)),
+        true => tasks
+            .into_par_iter()
+            .for_each_init(Scratch::default, |scratch, task| work(scratch, task)),
     }
-    let group = shape.group();
-    let results: Vec<Vec<f32>> = (0..shape.kv_heads)
-        .into_par_iter()
-        .map_init(Scratch::default, |scratch, index| {
-            let own = Own::gather(shape, index, heads);
-            let mut out = vec![0.0; own.q.len()];
-            attend(group, stretches, own.heads(), &mut out, scratch);
-            out
-        })
-        .collect();
-    for (index, result) in results.iter().enumerate() {
-        scatter(result, out, shape.q_width(), index, group.q_width());
-    }
-}
-
-fn worth_spreading(shape: Shape, stretches: &[Stretch]) -> bool {
-    let products = |stretch: &Stretch| stretch.len * (stretch.past + stretch.len) / 2;
-    let products: usize = stretches.iter().map(products).sum();
-    shape.kv_heads > 1
-        && products * shape.heads >= PARALLEL_FROM
-        && rayon::current_num_threads() > 1
-}
-
-fn attend(
-    shape: Shape,
-    stretches: &[Stretch],
-    heads: Heads<'_>,
-    out: &mut [f32],
-    scratch: &mut Scratch,
-) {
-    let q_width = shape.q_width();
-    for_blocks(shape, stretches, |block| {
-        let (rows, keys) = (block.rows, block.keys);
-        let mut scores = scratch.take(rows * keys);
-        block.probabilities(shape, heads, &mut scores);
-        let values = View::strided(&heads.v[block.kv..], keys, shape.dim, shape.kv_width());
-        let scores_view = View::new(&scores, rows, keys);
-        product(1.0, scores_view, values, 0.0, &mut out[block.q..], q_width);
-        scratch.give(scores);
-    });
+    scratch.give(turned_keys);
 }
 
 /// The gradients of [`forward`]: probabilities are computed again rather than kept.
 pub(crate) fn backward(
     config: &Config,
     window: Option<usize>,
-    spans: &[(usize, usize)],
-    heads: Heads<'_>,
-    dout: &[f32],
-    gradients: HeadGradients<'_>,
-    scratch: &mut Scratch,
-) {
-    let shape = Shape::new(config, window);
-    let stretches: Vec<Stretch> = stretches(spans).collect();
-    if !worth_spreading(shape, &stretches) {
-        return attend_back(shape, &stretches, heads, dout, gradients, scratch);
-    }
-    let group = shape.group();
-    let results: Vec<Own> = (0..shape.kv_heads)
-        .into_par_iter()
-        .map_init(Scratch::default, |scratch, index| {
-            let own = Own::gather(shape, index, heads);
-            let dout = columns(dout, shape.q_width(), index, group.q_width());
-            let mut back = Own {
-                q: vec![0.0; own.q.len()],
-                k: vec![0.0; own.k.len()],
-                v: vec![0.0; own.v.len()],
-            };
-            let gradients = HeadGradients {
-                q: &mut back.q,
-                k: &mut back.k,
-                v: &mut back.v,
-            };
-            attend_back(group, &stretches, own.heads(), &dout, gradients, scratch);
-            back
-        })
-        .collect();
-    for (index, back) in results.iter().enumerate() {
-        let (q, kv) = (shape.q_width(), shape.kv_width());
-        scatter(&back.q, gradients.q, q, index, group.q_width());
-        scatter(&back.k, gradients.k, kv, index, group.kv_width());
-        scatter(&back.v, gradients.v, kv, index, group.kv_width());
-    }
-}
-
-fn attend_back(
-    shape: Shape,
     stretches: &[Stretch],
     heads: Heads<'_>,
     dout: &[f32],
     gradients: HeadGradients<'_>,
     scratch: &mut Scratch,
 ) {
-    let (dim, q_width, kv_width) = (shape.dim, shape.q_width(), shape.kv_width());
-    let scale = shape.scale;
-    for_blocks(shape, stretches, |block| {
-        let (rows, keys) = (block.rows, block.keys);
-        let mut p = scratch.take(rows * keys);
-        let mut dp = scratch.take(rows * keys);
-        block.probabilities(shape, heads, &mut p);
-        let dout = View::strided(&dout[block.q..], rows, dim, q_width);
-        let values = View::strided(&heads.v[block.kv..], keys, dim, kv_width);
-        product(1.0, dout, values.transposed(), 0.0, &mut dp, keys);
-        let p_view = View::new(&p, rows, keys);
-        product(
-            1.0,
-            p_view.transposed(),
-            dout,
-            1.0,
-            &mut gradients.v[block.kv..],
-            kv_width,
-        );
-        for (p, dp) in p.chunks_exact(keys).zip(dp.chunks_exact_mut(keys)) {
-            let mean = dot(p, dp);
-            for (p, dp) in p.iter().zip(dp) {
-                *dp = p * (*dp - mean);
-            }
-        }
-        let ds = View::new(&dp, rows, keys);
-        let queries = View::strided(&heads.q[block.q..], rows, dim, q_width);
-        let keys_view = View::strided(&heads.k[block.kv..], keys, dim, kv_width);
-        product(
-            scale,
-            ds,
-            keys_view,
-            0.0,
-            &mut gradients.q[block.q..],
-            q_width,
-        );
-        product(
-            scale,
-            ds.transposed(),
-            queries,
-            1.0,
-            &mut gradients.k[block.kv..],
-            kv_width,
-        );
-        scratch.give(p);
-        scratch.give(dp);
-    });
-}
-
-/// The columns of one group of heads, in buffers of their own.
-struct Own {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-}
-
-impl Own {
-    fn gather(shape: Shape, index: usize, heads: Heads<'_>) -> Self {
-        let group = shape.group();
-        Self {
-            q: columns(heads.q, shape.q_width(), index, group.q_width()),
-            k: columns(heads.k, shape.kv_width(), index, group.kv_width()),
-            v: columns(heads.v, shape.kv_width(), index, group.kv_width()),
+    let shape = Shape::new(config, window);
+    let parts = parts(shape, stretches);
+    let dq = pieces(shape, &parts, gradients.q);
+    let turned_keys = turned(heads.k, shape.kv_width(), scratch);
+    let turned_values = turned(heads.v, shape.kv_width(), scratch);
+    let back = Back {
+        shape,
+        heads,
+        turned_keys: &turned_keys,
+        turned_values: &turned_values,
+        dout,
+    };
+    let tasks: Vec<_> = parts.iter().zip(dq).collect();
+    let spread = worth_spreading(shape, stretches);
+    let results: Vec<[Vec<f32>; 2]> = match spread {
+        false => tasks
+            .into_iter()
+            .map(|(part, dq)| back.part(part, dq, scratch))
+            .collect(),
+        true => tasks
+            .into_par_iter()
+            .map_init(Scratch::default, |scratch, (part, dq)| {
+                back.part(part, dq, scratch)
+            })
+            .collect(),
+    };
+    let width = shape.kv_width();
+    for (part, [dk, dv]) in parts.iter().zip(results) {
+        let place = part.kv_head * shape.dim;
+        let rows = |all, own: &[f32]| add_columns(all, width, part.keys, place, own, shape.dim);
+        rows(&mut *gradients.k, &dk);
+        rows(&mut *gradients.v, &dv);
+        // Those of other threads came from elsewhere.
+        if !spread {
+            scratch.give(dk);
+            scratch.give(dv);
         }
     }
+    scratch.give(turned_keys);
+    scratch.give(turned_values);
+}
 
-    fn heads(&self) -> Heads<'_> {
-        Heads {
-            q: &self.q,
-            k: &self.k,
-            v: &self.v,
+/// What every part of a gradient reads.
+struct Back<'a> {
+    shape: Shape,
+    heads: Heads<'a>,
+    turned_keys: &'a [f32],
+    turned_values: &'a [f32],
+    dout: &'a [f32],
+}
+
+impl Back<'_> {
+    /// Fills in the gradients of a part's queries; gives those of the keys and values they see.
+    fn part(&self, part: &Part, mut dq: Vec<&mut [f32]>, scratch: &mut Scratch) -> [Vec<f32>; 2] {
+        let (shape, dim) = (self.shape, self.shape.dim);
+        let seen = (part.past + part.rows.end) * dim;
+        let (mut dk, mut dv) = (scratch.zeros(seen), scratch.zeros(seen));
+        for block in part.blocks(shape) {
+            let (rows, keys) = (block.rows.len(), block.keys);
+            let mut own = block.own(shape, &mut dq);
+            let seen = (block.first_key - part.keys) * dim..;
+            let p = block.probabilities(shape, self.heads, self.turned_keys, scratch);
+            let mut dp = scratch.zeros(rows * keys);
+            let place = block.q(shape);
+            let dout = View::strided(&self.dout[place..], rows, dim, shape.q_width());
+            let (values, stride) = block.turned(shape, self.turned_values);
+            accumulate(1.0, dout, values, stride, &mut rows_of(&mut dp, keys));
+            let weights = View::new(&p, rows, keys).transposed();
+            let width = shape.q_width();
+            let mut dv = rows_of(&mut dv[seen.clone()], dim);
+            accumulate(1.0, weights, &self.dout[place..], width, &mut dv[..keys]);
+            vectorised(|| {
+                for (p, dp) in p.chunks_exact(keys).zip(dp.chunks_exact_mut(keys)) {
+                    let mean = dot(p, dp);
+                    for (p, dp) in p.iter().zip(dp) {
+                        *dp = p * (*dp - mean);
+                    }
+                }
+            });
+            let scores = View::new(&dp, rows, keys);
+            own.iter_mut().for_each(|row| row.fill(0.0));
+            let keys_side = &self.heads.k[block.kv(shape)..];
+            accumulate(shape.scale, scores, keys_side, shape.kv_width(), &mut own);
+            let mut dk = rows_of(&mut dk[seen], dim);
+            let queries = &self.heads.q[place..];
+            let scores = scores.transposed();
+            accumulate(shape.scale, scores, queries, width, &mut dk[..keys]);
+            scratch.give(p);
+            scratch.give(dp);
+        }
+        [dk, dv]
+    }
+}
+
+fn worth_spreading(shape: Shape, stretches: &[Stretch]) -> bool {
+    let products = |stretch: &Stretch| stretch.len * (stretch.past + stretch.len) / 2;
+    let products: usize = stretches.iter().map(products).sum();
+    products * shape.heads >= PARALLEL_FROM && rayon::current_num_threads() > 1
+}
+
+/// Some queries of one sequence and of the heads that share a key and value head.
+///
+/// How a sequence is cut depends on its length alone, so no number depends on the threads.
+struct Part {
+    kv_head: usize,
+    /// The row of the sequence's first query, and of its first key.
+    queries: usize,
+    keys: usize,
+    past: usize,
+    /// Which of the sequence's queries.
+    rows: Range<usize>,
+}
+
+fn parts(shape: Shape, stretches: &[Stretch]) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for kv_head in 0..shape.kv_heads {
+        let mut queries = 0;
+        for stretch in stretches {
+            parts.extend(stretch.cut().map(|rows| Part {
+                kv_head,
+                queries,
+                keys: stretch.keys,
+                past: stretch.past,
+                rows,
+            }));
+            queries += stretch.len;
         }
     }
+    parts
 }
 
-/// The `index`-th `part` columns of rows that are `width` wide.
-fn columns(rows: &[f32], width: usize, index: usize, part: usize) -> Vec<f32> {
-    let mut own = Vec::with_capacity(rows.len() / width * part);
-    for row in rows.chunks_exact(width) {
-        own.extend_from_slice(&row[index * part..(index + 1) * part]);
+impl Part {
+    fn blocks(&self, shape: Shape) -> impl Iterator<Item = Block> {
+        (0..shape.group()).flat_map(move |head| {
+            self.rows.clone().step_by(BLOCK).map(move |first| {
+                let last = self.rows.end.min(first + BLOCK);
+                // Keys that even the first query no longer sees.
+                let forgotten = (self.past + first + 1).saturating_sub(shape.window);
+                Block {
+                    kv_head: self.kv_head,
+                    head,
+                    rows: first - self.rows.start..last - self.rows.start,
+                    first_query: self.queries + first,
+                    first_key: self.keys + forgotten,
+                    keys: self.past + last - forgotten,
+                    before: self.past + first - forgotten,
+                }
+            })
+        })
     }
-    own
 }
 
-/// Puts back what [`columns`] took out.
-fn scatter(own: &[f32], rows: &mut [f32], width: usize, index: usize, part: usize) {
-    for (own, row) in own.chunks_exact(part).zip(rows.chunks_exact_mut(width)) {
-        row[index * part..(index + 1) * part].copy_from_slice(own);
-    }
-}
-
-/// Some query rows of one head of one sequence, and the keys they may see.
+/// Some query rows of one head, and the keys they may see.
 struct Block {
-    /// First query's place in `q`.
-    q: usize,
-    /// First key's place in `k` and `v`.
-    kv: usize,
-    rows: usize,
+    kv_head: usize,
+    /// Which of those that share the keys.
+    head: usize,
+    /// Which of the part's queries.
+    rows: Range<usize>,
+    first_query: usize,
+    first_key: usize,
     keys: usize,
     /// Keys before the first query.
-    first: usize,
+    before: usize,
 }
 
 impl Block {
-    fn probabilities(&self, shape: Shape, heads: Heads<'_>, out: &mut [f32]) {
-        let dim = shape.dim;
-        let queries = View::strided(&heads.q[self.q..], self.rows, dim, shape.q_width());
-        let keys = View::strided(&heads.k[self.kv..], self.keys, dim, shape.kv_width());
-        let scale = shape.scale;
-        product(scale, queries, keys.transposed(), 0.0, out, self.keys);
-        for (row, scores) in out.chunks_exact_mut(self.keys).enumerate() {
-            let (past, future) = scores.split_at_mut(self.first + row + 1);
+    /// Where the first query is in `q`.
+    fn q(&self, shape: Shape) -> usize {
+        let head = self.kv_head * shape.group() + self.head;
+        self.first_query * shape.q_width() + head * shape.dim
+    }
+
+    /// Where the first key is in `k` and its value in `v`.
+    fn kv(&self, shape: Shape) -> usize {
+        self.first_key * shape.kv_width() + self.kv_head * shape.dim
+    }
+
+    /// The first key's place in [`turned`] keys, and how far its numbers are apart.
+    fn turned<'a>(&self, shape: Shape, turned: &'a [f32]) -> (&'a [f32], usize) {
+        let all = turned.len() / shape.kv_width();
+        let start = self.kv_head * shape.dim * all + self.first_key;
+        (&turned[start..], all)
+    }
+
+    /// Its own head in the rows of a part.
+    fn own<'a>(&self, shape: Shape, rows: &'a mut [&mut [f32]]) -> Vec<&'a mut [f32]> {
+        let columns = self.head * shape.dim..(self.head + 1) * shape.dim;
+        let rows = rows[self.rows.clone()].iter_mut();
+        rows.map(|row| &mut row[columns.clone()]).collect()
+    }
+
+    fn probabilities(
+        &self,
+        shape: Shape,
+        heads: Heads<'_>,
+        turned_keys: &[f32],
+        scratch: &mut Scratch,
+    ) -> Vec<f32> {
+        let rows = self.rows.len();
+        let mut out = scratch.zeros(rows * self.keys);
+        let queries = &heads.q[self.q(shape)..];
+        let queries = View::strided(queries, rows, shape.dim, shape.q_width());
+        let (keys, stride) = self.turned(shape, turned_keys);
+        let mut scores = rows_of(&mut out, self.keys);
+        accumulate(shape.scale, queries, keys, stride, &mut scores);
+        for (row, scores) in scores.iter_mut().enumerate() {
+            let (past, future) = scores.split_at_mut(self.before + row + 1);
             let (forgotten, seen) = past.split_at_mut(past.len().saturating_sub(shape.window));
             softmax(seen);
             forgotten.fill(0.0);
             future.fill(0.0);
         }
+        out
     }
 }
 
-/// The queries of one sequence: their first row (and the keys'), and how many keys precede them.
-struct Stretch {
-    start: usize,
-    past: usize,
-    len: usize,
+/// Cuts the rows of all heads into what each part writes.
+fn pieces<'a>(shape: Shape, parts: &[Part], rows: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+    let count = rows.len() / shape.q_width();
+    let mut columns: Vec<Vec<&mut [f32]>> = Vec::new();
+    columns.resize_with(shape.kv_heads, || Vec::with_capacity(count));
+    for row in rows.chunks_exact_mut(shape.q_width()) {
+        let pieces = row.chunks_exact_mut(shape.group() * shape.dim);
+        columns
+            .iter_mut()
+            .zip(pieces)
+            .for_each(|(column, piece)| column.push(piece));
+    }
+    let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+    let mut own = |part: &Part| {
+        let column = &mut columns[part.kv_head];
+        column.take(part.rows.len()).collect()
+    };
+    parts.iter().map(&mut own).collect()
 }
 
-fn stretches(spans: &[(usize, usize)]) -> impl Iterator<Item = Stretch> {
-    spans.iter().map(|&(start, len)| Stretch {
-        start,
-        past: 0,
-        len,
-    })
+fn rows_of(matrix: &mut [f32], width: usize) -> Vec<&mut [f32]> {
+    matrix.chunks_exact_mut(width).collect()
 }
 
-fn for_blocks(shape: Shape, stretches: &[Stretch], mut work: impl FnMut(Block)) {
-    let (dim, q_width, kv_width) = (shape.dim, shape.q_width(), shape.kv_width());
-    let group = shape.heads / shape.kv_heads;
-    for &Stretch { start, past, len } in stretches {
-        for head in 0..shape.heads {
-            for first in (0..len).step_by(BLOCK) {
-                let rows = BLOCK.min(len - first);
-                // Keys that even the first query no longer sees.
-                let forgotten = (past + first + 1).saturating_sub(shape.window);
-                work(Block {
-                    q: (start + first) * q_width + head * dim,
-                    kv: (start + forgotten) * kv_width + head / group * dim,
-                    rows,
-                    keys: past + first + rows - forgotten,
-                    first: past + first - forgotten,
-                });
-            }
+/// Rows as columns.
+fn turned(rows: &[f32], width: usize, scratch: &mut Scratch) -> Vec<f32> {
+    const COLUMNS: usize = 16;
+    let count = rows.len() / width;
+    let mut out = scratch.take(rows.len());
+    let turn = |(index, out): (usize, &mut [f32])| {
+        let first = index * COLUMNS;
+        for (place, row) in rows.chunks_exact(width).enumerate() {
+            let columns = out.chunks_exact_mut(count).zip(&row[first..]);
+            columns.for_each(|(out, value)| out[place] = *value);
         }
+    };
+    match rows.len() < PARALLEL_FROM {
+        true => out.chunks_mut(COLUMNS * count).enumerate().for_each(turn),
+        false => out
+            .par_chunks_mut(COLUMNS * count)
+            .enumerate()
+            .for_each(turn),
+    }
+    out
+}
+
+/// Adds dense rows to some columns of wider ones, from a row on.
+fn add_columns(
+    rows: &mut [f32],
+    width: usize,
+    first: usize,
+    column: usize,
+    own: &[f32],
+    dim: usize,
+) {
+    let rows = rows[first * width..].chunks_exact_mut(width);
+    for (row, own) in rows.zip(own.chunks_exact(dim)) {
+        add(&mut row[column..column + dim], own);
     }
 }

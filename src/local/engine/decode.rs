@@ -4,9 +4,10 @@
 
 use rayon::prelude::*;
 
-use super::attention::{self, Heads};
+use super::attention::{self, Heads, Stretch};
 use super::config::Config;
-use super::linear::{Linear, add};
+use super::gemm::Rows;
+use super::linear::{add, forward_all};
 use super::model::{Net, Projection};
 use super::ops::{rms_norm, softmax};
 use super::pages::Table;
@@ -19,37 +20,65 @@ pub(crate) const MAX_HEAD: usize = 512;
 /// From this many remembered numbers on, sequences look back on several threads.
 const PARALLEL_FROM: usize = 1 << 18;
 
-/// Reads on: the last layer's output for each of the tokens, whose keys and values are added.
-pub(crate) fn read(
-    net: &Net<'_>,
-    tokens: &[u32],
-    table: &mut Table,
-    scratch: &mut Scratch,
-) -> Vec<f32> {
+/// Tokens to read, and what came before them.
+#[derive(Debug)]
+pub(crate) struct Unread<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) table: &'a mut Table,
+}
+
+/// Reads on, several prompts at once: the last layer's output for each of the tokens, whose keys
+/// and values are added.
+///
+/// For large models a row does not depend on the others, to the last bit.
+pub(crate) fn read(net: &Net<'_>, prompts: &mut [Unread<'_>], scratch: &mut Scratch) -> Vec<f32> {
     let config = &net.weights.config;
-    let past = table.rows();
-    let rows = past + tokens.len();
+    let (mut stretches, mut rows) = (Vec::new(), 0);
+    for Unread { tokens, table } in prompts.iter() {
+        let (past, len) = (table.rows(), tokens.len());
+        stretches.push(Stretch {
+            keys: rows,
+            past,
+            len,
+        });
+        rows += past + len;
+    }
+    let positions = stretches
+        .iter()
+        .flat_map(|one| one.past..one.past + one.len);
     let step = Step {
         net,
-        rotations: Rotations::new(net.weights, past..rows),
-        multiply: Linear::forward,
+        rotations: Rotations::new(net.weights, positions),
+        rows: Rows::Together,
     };
-    let mut keys = scratch.take(rows * config.kv_width());
-    let mut values = scratch.take(rows * config.kv_width());
-    let mut x = pass::embed(net.weights, tokens, scratch);
+    let width = config.kv_width();
+    let mut keys = scratch.take(rows * width);
+    let mut values = scratch.take(rows * width);
+    let tokens: Vec<u32> = prompts.iter().flat_map(|one| one.tokens).copied().collect();
+    let mut x = pass::embed(net.weights, &tokens, scratch);
     for (layer, kind) in config.layers.iter().enumerate() {
-        step.layer(layer, &mut x, scratch, |[q, k, v], out, scratch| {
-            table.put(layer, k, v);
-            table.gather(layer, rows, &mut keys, &mut values);
+        step.layer(layer, &mut x, scratch, |[q, mut k, mut v], out, scratch| {
+            for (one, stretch) in prompts.iter_mut().zip(&stretches) {
+                let (own_k, own_v);
+                (own_k, k) = k.split_at(stretch.len * width);
+                (own_v, v) = v.split_at(stretch.len * width);
+                one.table.put(layer, own_k, own_v);
+                let rows = stretch.past + stretch.len;
+                let place = stretch.keys * width..(stretch.keys + rows) * width;
+                let (keys, values) = (&mut keys[place.clone()], &mut values[place]);
+                one.table.gather(layer, rows, keys, values);
+            }
             let heads = Heads {
                 q,
                 k: &keys,
                 v: &values,
             };
-            attention::forward_onto(config, kind.window, past, heads, out, scratch);
+            attention::forward(config, kind.window, &stretches, heads, out, scratch);
         });
     }
-    table.advance(tokens.len());
+    for one in prompts {
+        one.table.advance(one.tokens.len());
+    }
     scratch.give(keys);
     scratch.give(values);
     x
@@ -72,7 +101,7 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
     let step = Step {
         net,
         rotations: Rotations::new(net.weights, positions),
-        multiply: Linear::forward_each,
+        rows: Rows::Alone,
     };
     let tokens: Vec<u32> = sequences.iter().map(|one| one.token).collect();
     let mut x = pass::embed(net.weights, &tokens, scratch);
@@ -124,8 +153,8 @@ pub(crate) fn grow(net: &Net<'_>, sequences: &mut [Newest<'_>], scratch: &mut Sc
 struct Step<'a> {
     net: &'a Net<'a>,
     rotations: Rotations,
-    /// How projections treat rows: together, or each as if alone.
-    multiply: fn(&Linear<'a>, &[f32], usize, &mut [f32]),
+    /// How projections treat rows.
+    rows: Rows,
 }
 
 impl Step<'_> {
@@ -141,9 +170,8 @@ impl Step<'_> {
         let dim = config.head_dim;
         let mut normed = scratch.take(x.len());
         rms_norm(x, &weights.attention_norm, config.norm_eps, &mut normed);
-        let mut q = self.project(layer, Projection::Q, &normed, scratch);
-        let mut k = self.project(layer, Projection::K, &normed, scratch);
-        let v = self.project(layer, Projection::V, &normed, scratch);
+        let qkv = [Projection::Q, Projection::K, Projection::V];
+        let [mut q, mut k, v] = self.project(layer, qkv, &normed, scratch);
         if let Some(norms) = &weights.head_norms {
             let (raw_q, raw_k) = (scratch.copy(&q), scratch.copy(&k));
             rms_norm(&raw_q, &norms.q, config.norm_eps, &mut q);
@@ -157,16 +185,16 @@ impl Step<'_> {
         }
         let mut attended = scratch.take(q.len());
         attend([&q, &k, &v], &mut attended, scratch);
-        let out = self.project(layer, Projection::O, &attended, scratch);
+        let [out] = self.project(layer, [Projection::O], &attended, scratch);
         let after = weights.after_norms.as_ref();
         self.add(x, &out, after.map(|after| &after.attention[..]), scratch);
 
         rms_norm(x, &weights.mlp_norm, config.norm_eps, &mut normed);
-        let gate = self.project(layer, Projection::Gate, &normed, scratch);
-        let up = self.project(layer, Projection::Up, &normed, scratch);
+        let both = [Projection::Gate, Projection::Up];
+        let [gate, up] = self.project(layer, both, &normed, scratch);
         let mut active = scratch.take(gate.len());
         config.activation.gate(&gate, &up, &mut active);
-        let down = self.project(layer, Projection::Down, &active, scratch);
+        let [down] = self.project(layer, [Projection::Down], &active, scratch);
         self.add(x, &down, after.map(|after| &after.mlp[..]), scratch);
         for buffer in [normed, q, k, v, attended, out, gate, up, active, down] {
             scratch.give(buffer);
@@ -184,18 +212,19 @@ impl Step<'_> {
         scratch.give(normed);
     }
 
-    fn project(
+    /// Several projections of the same rows.
+    fn project<const COUNT: usize>(
         &self,
         layer: usize,
-        projection: Projection,
+        projections: [Projection; COUNT],
         x: &[f32],
         scratch: &mut Scratch,
-    ) -> Vec<f32> {
-        let linear = self.net.projection(layer, projection);
-        let n = x.len() / linear.weight.cols();
-        let mut y = scratch.take(n * linear.weight.rows());
-        (self.multiply)(&linear, x, n, &mut y);
-        y
+    ) -> [Vec<f32>; COUNT] {
+        let linears = projections.map(|projection| self.net.projection(layer, projection));
+        let n = x.len() / linears[0].weight.cols();
+        let mut out = linears.map(|linear| scratch.take(n * linear.weight.rows()));
+        forward_all(linears, x, n, self.rows, out.each_mut().map(|y| &mut y[..]));
+        out
     }
 }
 

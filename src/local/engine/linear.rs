@@ -1,8 +1,9 @@
 //! `y = x Wᵀ` and its gradients, with and without LoRA, for any weight storage.
 
-use super::gemm::{FEW_ROWS, Rows, View, dots, product};
+use super::gemm::{FEW_ROWS, Rows, View, dots, product, vectorised};
 use super::matrix::Matrix;
-use super::panels;
+use super::ops::by_rows;
+use super::panels::{self, Product};
 
 /// From this many weights on, one product is spread over threads; smaller models are spread
 /// over sequences instead.
@@ -14,6 +15,26 @@ pub(crate) struct Linear<'a> {
     pub(crate) weight: &'a Matrix,
     pub(crate) lora: Option<Lora<'a>>,
     pub(crate) bias: Option<&'a [f32]>,
+}
+
+/// The products of the same `n` rows with several matrices, into a list each.
+pub(crate) fn forward_all<const COUNT: usize>(
+    linears: [Linear<'_>; COUNT],
+    x: &[f32],
+    n: usize,
+    rows: Rows,
+    mut out: [&mut [f32]; COUNT],
+) {
+    if linears.iter().any(|linear| linear.small().is_some()) {
+        let each = linears.iter().zip(&mut out);
+        return each.for_each(|(linear, y)| linear.multiply(x, n, rows, y));
+    }
+    let products = linears.iter().zip(&mut out);
+    let products = products.map(|(linear, y)| linear.product(y)).collect();
+    panels::forward(products, x, n, rows);
+    for (linear, y) in linears.iter().zip(out) {
+        linear.add_bias(y);
+    }
 }
 
 /// `scale * B A`, added to a weight: `a` is `[rank, inputs]`, `b` is `[outputs, rank]`.
@@ -48,12 +69,24 @@ impl Linear<'_> {
         self.multiply(x, n, Rows::Alone, y);
     }
 
-    fn multiply(&self, x: &[f32], n: usize, rows: Rows, y: &mut [f32]) {
+    pub(crate) fn multiply(&self, x: &[f32], n: usize, rows: Rows, y: &mut [f32]) {
         let x = &x[..n * self.weight.cols()];
         match self.small() {
             Some(weight) => self.multiply_small(weight, x, n, rows, y),
-            None => panels::forward(self.weight, self.lora, x, n, rows, y),
+            None => panels::forward(vec![self.product(y)], x, n, rows),
         }
+        self.add_bias(y);
+    }
+
+    fn product<'b>(&'b self, y: &'b mut [f32]) -> Product<'b> {
+        Product {
+            w: self.weight,
+            lora: self.lora,
+            y,
+        }
+    }
+
+    fn add_bias(&self, y: &mut [f32]) {
         if let Some(bias) = self.bias {
             y.chunks_exact_mut(bias.len()).for_each(|y| add(y, bias));
         }
@@ -181,9 +214,13 @@ impl Slot {
 
 /// `mine += theirs`.
 pub(crate) fn add(mine: &mut [f32], theirs: &[f32]) {
-    for (mine, theirs) in mine.iter_mut().zip(theirs) {
-        *mine += theirs;
-    }
+    by_rows(1, theirs, mine, |theirs, mine| {
+        vectorised(|| {
+            for (mine, theirs) in mine.iter_mut().zip(theirs) {
+                *mine += theirs;
+            }
+        });
+    });
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub(crate) struct Mapping(Bytes);
 enum Bytes {
     File(Arc<memmap2::Mmap>),
     Embedded(&'static [u8]),
+    Memory(Arc<[u8]>),
 }
 
 impl Mapping {
@@ -47,11 +48,17 @@ impl Mapping {
         Self(Bytes::Embedded(bytes))
     }
 
+    /// Bytes that came from no file.
+    pub(crate) fn memory(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Memory(bytes.into()))
+    }
+
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.0 {
             Bytes::File(map) => map,
             Bytes::Embedded(bytes) => bytes,
+            Bytes::Memory(bytes) => bytes,
         }
     }
 

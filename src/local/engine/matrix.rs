@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use super::mapping::Section;
-use super::quant::{Dtype, widen};
+use rayon::prelude::*;
+
+use super::mapping::{Mapping, Section};
+use super::quant::{Dtype, Q8Block, quantise, widen};
 
 /// A row-major weight matrix, `[outputs, inputs]` as checkpoints store it.
 #[derive(Debug, Clone)]
@@ -158,6 +160,38 @@ impl Matrix {
             }) => Some(section.bytes().as_chunks().0),
             _ => None,
         }
+    }
+
+    /// All weights, if they are blocks of Q8_0 in plain order.
+    pub(crate) fn as_q8_0(&self) -> Option<&[Q8Block]> {
+        match &self.store {
+            Store::File(Stored {
+                section,
+                dtype: Dtype::Q8_0,
+                order: Order::Plain,
+            }) => Some(section.bytes().as_chunks().0),
+            _ => None,
+        }
+    }
+
+    /// The same in Q8_0, as near as that comes; as it is if rows are no whole number of blocks.
+    pub(crate) fn quantised(&self) -> Self {
+        if !self.cols.is_multiple_of(Dtype::Q8_0.block().0) {
+            return self.clone();
+        }
+        let row = Dtype::Q8_0.bytes(self.cols);
+        let mut bytes = vec![0; self.rows * row];
+        let rows = bytes.par_chunks_exact_mut(row).enumerate();
+        rows.for_each_init(
+            || vec![0.0; self.cols],
+            |numbers, (row, out)| {
+                self.read_row(row, numbers);
+                quantise(numbers, out.as_chunks_mut().0);
+            },
+        );
+        let all = Mapping::memory(bytes);
+        let section = all.section(0..all.bytes().len());
+        Self::mapped(self.rows, self.cols, section, Dtype::Q8_0, Order::Plain)
     }
 
     /// Copies one row, widened, into `out`.

@@ -84,6 +84,8 @@ pub(crate) use peft::{PeftFiles, base_model};
 #[cfg(feature = "text")]
 pub(crate) use quant::Dtype;
 #[cfg(feature = "text")]
+pub(crate) use quant::quantise;
+#[cfg(feature = "text")]
 pub(crate) use rope::{Rope, Scaling};
 pub(crate) use sample::{
     PromptTargets, SampleOutput, SampleRequest, SampledSequence, Stop, StopReason,

@@ -23,6 +23,8 @@ pub(crate) struct Base {
 
 struct Inner {
     weights: Weights,
+    /// The same in fewer bits, if samples are drawn from them.
+    quantised: Option<Weights>,
     threads: Threads,
     scratch: Mutex<Vec<Scratch>>,
 }
@@ -168,15 +170,35 @@ impl Weights {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
+    /// The same with its matrices in Q8_0, for sampling. What is only looked up stays as it is.
+    fn quantised(&self) -> Self {
+        let layer = |layer: &Layer| Layer {
+            projections: layer.projections.each_ref().map(Matrix::quantised),
+            ..layer.clone()
+        };
+        let tied = self.head.is_none();
+        Self {
+            config: self.config.clone(),
+            embed: match tied {
+                true => self.embed.quantised(),
+                false => self.embed.clone(),
+            },
+            layers: self.layers.iter().map(layer).collect(),
+            norm: self.norm.clone(),
+            head: self.head.as_ref().map(Matrix::quantised),
+            rotaries: self.rotaries.clone(),
+        }
+    }
+
+    /// All matrices.
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let layers = self.layers.iter().flat_map(|layer| &layer.projections);
+        layers.chain(&self.head).chain([&self.embed])
+    }
+
     /// Number of weights in all matrices.
     pub(crate) fn len(&self) -> usize {
-        let layers = self.layers.iter().flat_map(|layer| &layer.projections);
-        let head = self.head.iter();
-        layers
-            .chain(head)
-            .chain([&self.embed])
-            .map(Matrix::len)
-            .sum()
+        self.matrices().map(Matrix::len).sum()
     }
 }
 
@@ -190,6 +212,7 @@ impl Base {
         Ok(Self {
             inner: Arc::new(Inner {
                 weights,
+                quantised: None,
                 threads: Threads::new(threads)?,
                 scratch: Mutex::default(),
             }),
@@ -207,6 +230,30 @@ impl Base {
         self
     }
 
+    /// The same with samples drawn from weights in Q8_0. A small model stays as it is.
+    ///
+    /// # Panics
+    ///
+    /// If it is shared already.
+    pub(crate) fn sampling_quantised(mut self) -> Self {
+        let inner = Arc::get_mut(&mut self.inner).expect("a model is shared after it is placed");
+        if inner.weights.len() > Merged::LIMIT {
+            let weights = &inner.weights;
+            inner.quantised = Some(inner.threads.0.install(|| weights.quantised()));
+        }
+        self
+    }
+
+    /// Whether samples are drawn from other weights than training goes on from.
+    pub(crate) fn samples_quantised(&self) -> bool {
+        self.inner.quantised.is_some()
+    }
+
+    /// The weights that samples are drawn from.
+    pub(crate) fn sampler(&self) -> &Weights {
+        self.inner.quantised.as_ref().unwrap_or(&self.inner.weights)
+    }
+
     /// How many clones there are, this one included.
     pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.inner)
@@ -214,10 +261,8 @@ impl Base {
 
     /// Bytes that its matrices take, in memory or mapped.
     pub(crate) fn bytes(&self) -> usize {
-        let weights = self.weights();
-        let layers = weights.layers.iter().flat_map(|layer| &layer.projections);
-        let rest = weights.head.iter().chain([&weights.embed]);
-        layers.chain(rest).map(Matrix::bytes).sum()
+        let all = [self.weights()].into_iter().chain(&self.inner.quantised);
+        all.flat_map(Weights::matrices).map(Matrix::bytes).sum()
     }
 
     /// The model's shape.

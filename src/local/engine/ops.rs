@@ -12,14 +12,27 @@ const PARALLEL_FROM: usize = 1 << 17;
 /// Numbers that one task handles.
 const PIECE: usize = 1 << 15;
 
+/// Numbers for one task, so that every thread gets as many: whole rows of `width`.
+fn piece_of(numbers: usize, width: usize) -> usize {
+    let tasks = numbers
+        .div_ceil(PIECE)
+        .next_multiple_of(rayon::current_num_threads());
+    numbers.div_ceil(tasks).next_multiple_of(width)
+}
+
 /// Runs `work` over pieces of both slices, cut alike and at whole rows of `width`.
 ///
 /// Each row is worked on alone, so the cut does not show in the result.
-fn by_rows(width: usize, from: &[f32], to: &mut [f32], work: impl Fn(&[f32], &mut [f32]) + Sync) {
+pub(crate) fn by_rows(
+    width: usize,
+    from: &[f32],
+    to: &mut [f32],
+    work: impl Fn(&[f32], &mut [f32]) + Sync,
+) {
     if to.len() < PARALLEL_FROM || rayon::current_num_threads() == 1 {
         return work(from, to);
     }
-    let piece = PIECE.next_multiple_of(width);
+    let piece = piece_of(to.len(), width);
     from.par_chunks(piece)
         .zip(to.par_chunks_mut(piece))
         .for_each(|(from, to)| work(from, to));
@@ -126,12 +139,14 @@ fn gelu_tanh(x: f32) -> f32 {
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     by_rows(width, x, out, |x, out| {
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            let scale = inverse_rms(x, eps);
-            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-                *out = x * scale * weight;
+        vectorised(|| {
+            for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                let scale = inverse_rms(x, eps);
+                for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                    *out = x * scale * weight;
+                }
             }
-        }
+        });
     });
 }
 
@@ -145,15 +160,18 @@ pub(crate) fn rms_norm_back(
     dweight: Option<&mut [f32]>,
 ) {
     if dweight.is_some() || dx.len() < PARALLEL_FROM {
-        return rms_norm_back_piece(x, weight, eps, dy, dx, dweight);
+        return vectorised(|| rms_norm_back_piece(x, weight, eps, dy, dx, dweight));
     }
-    let piece = PIECE.next_multiple_of(weight.len());
+    let piece = piece_of(dx.len(), weight.len());
     x.par_chunks(piece)
         .zip(dy.par_chunks(piece))
         .zip(dx.par_chunks_mut(piece))
-        .for_each(|((x, dy), dx)| rms_norm_back_piece(x, weight, eps, dy, dx, None));
+        .for_each(|((x, dy), dx)| {
+            vectorised(|| rms_norm_back_piece(x, weight, eps, dy, dx, None));
+        });
 }
 
+#[inline(always)]
 fn rms_norm_back_piece(
     x: &[f32],
     weight: &[f32],
@@ -166,11 +184,7 @@ fn rms_norm_back_piece(
     let rows = x.chunks_exact(width).zip(dy.chunks_exact(width));
     for ((x, dy), dx) in rows.zip(dx.chunks_exact_mut(width)) {
         let scale = inverse_rms(x, eps);
-        let mut shared = 0.0;
-        for ((x, dy), weight) in x.iter().zip(dy).zip(weight) {
-            shared += x * dy * weight;
-        }
-        shared *= scale * scale * scale / width as f32;
+        let shared = dot3(x, dy, weight) * scale * scale * scale / width as f32;
         for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
             *dx += scale * dy * weight - x * shared;
         }
@@ -182,6 +196,23 @@ fn rms_norm_back_piece(
     }
 }
 
+/// `Σ abc`, in lanes so that it vectorises.
+#[inline(always)]
+fn dot3(a: &[f32], b: &[f32], c: &[f32]) -> f32 {
+    let (a_lanes, a_tail) = a.as_chunks::<16>();
+    let (b_lanes, b_tail) = b.as_chunks::<16>();
+    let (c_lanes, c_tail) = c.as_chunks::<16>();
+    let mut sums = [0.0f32; 16];
+    for ((a, b), c) in a_lanes.iter().zip(b_lanes).zip(c_lanes) {
+        for (((sum, a), b), c) in sums.iter_mut().zip(a).zip(b).zip(c) {
+            *sum += a * b * c;
+        }
+    }
+    let tail = a_tail.iter().zip(b_tail).zip(c_tail);
+    sums.iter().sum::<f32>() + tail.map(|((a, b), c)| a * b * c).sum::<f32>()
+}
+
+#[inline(always)]
 fn inverse_rms(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
 }
@@ -221,18 +252,35 @@ impl Rotation {
     }
 
     fn rotate(&self, x: &mut [f32], heads: usize, dim: usize, sign: f32) {
-        let half = self.pairs;
-        let tables = self.cos.chunks_exact(half).zip(self.sin.chunks_exact(half));
-        for (row, (cos, sin)) in x.chunks_exact_mut(heads * dim).zip(tables) {
-            for head in row.chunks_exact_mut(dim) {
-                let (low, high) = head[..2 * half].split_at_mut(half);
-                for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                    let (a, b, sin) = (*low, *high, sin * sign);
-                    *low = a * cos - b * sin;
-                    *high = b * cos + a * sin;
+        let (half, width) = (self.pairs, heads * dim);
+        let rows = piece_of(x.len(), width) / width;
+        let work = |((x, cos), sin): ((&mut [f32], &[f32]), &[f32])| {
+            let tables = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+            vectorised(|| {
+                for (row, tables) in x.chunks_exact_mut(width).zip(tables) {
+                    for head in row.chunks_exact_mut(dim) {
+                        rotate_head(&mut head[..2 * half], tables, sign);
+                    }
                 }
-            }
+            });
+        };
+        if x.len() < PARALLEL_FROM {
+            return work(((x, &self.cos), &self.sin));
         }
+        x.par_chunks_mut(rows * width)
+            .zip(self.cos.par_chunks(rows * half))
+            .zip(self.sin.par_chunks(rows * half))
+            .for_each(work);
+    }
+}
+
+#[inline(always)]
+fn rotate_head(head: &mut [f32], (cos, sin): (&[f32], &[f32]), sign: f32) {
+    let (low, high) = head.split_at_mut(head.len() / 2);
+    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        let (a, b, sin) = (*low, *high, sin * sign);
+        *low = a * cos - b * sin;
+        *high = b * cos + a * sin;
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 
-use super::gemm::{add_weighted, add_weighted_bf16, dots, dots_bf16};
+use super::gemm::{add_weighted, add_weighted_bf16, dots, dots_bf16, vectorised};
 use super::lora::Merged;
 use super::model::Weights;
 
@@ -39,9 +39,11 @@ impl Precision {
     /// Makes numbers what they would be after being kept.
     pub(crate) fn round(self, numbers: &mut [f32]) {
         if self == Self::Half {
-            for number in numbers {
-                *number = bf16::from_f32(*number).to_f32();
-            }
+            vectorised(|| {
+                for number in numbers {
+                    *number = f32::from_bits(u32::from(to_bf16(*number)) << 16);
+                }
+            });
         }
     }
 
@@ -51,6 +53,20 @@ impl Precision {
             Self::Half => size_of::<bf16>(),
         }
     }
+}
+
+/// The nearest number in bf16, without a branch, so that loops over it vectorise.
+#[inline(always)]
+fn to_bf16(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    // What is no number stays none.
+    let kept = if number.is_nan() {
+        bits | 0x40_0000
+    } else {
+        rounded
+    };
+    (kept >> 16) as u16
 }
 
 /// Where pages come from, and how many there should be.
@@ -152,9 +168,12 @@ impl Page {
         match &mut self.numbers {
             Numbers::Single(numbers) => numbers[place].copy_from_slice(values),
             Numbers::Half(numbers) => {
-                for (number, value) in numbers[place].iter_mut().zip(values) {
-                    *number = bf16::from_f32(*value).to_bits();
-                }
+                let numbers = &mut numbers[place];
+                vectorised(|| {
+                    for (number, value) in numbers.iter_mut().zip(values) {
+                        *number = to_bf16(*value);
+                    }
+                });
             }
         }
     }
@@ -163,9 +182,12 @@ impl Page {
         match &self.numbers {
             Numbers::Single(numbers) => out.copy_from_slice(&numbers[place]),
             Numbers::Half(numbers) => {
-                for (out, number) in out.iter_mut().zip(&numbers[place]) {
-                    *out = bf16::from_bits(*number).to_f32();
-                }
+                let numbers = &numbers[place];
+                vectorised(|| {
+                    for (out, number) in out.iter_mut().zip(numbers) {
+                        *out = f32::from_bits(u32::from(*number) << 16);
+                    }
+                });
             }
         }
     }
@@ -365,6 +387,24 @@ mod tests {
             table.put(layer, &keys, &values);
         }
         table.advance(count);
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_usual() {
+        let mut bits: Vec<u32> = (0..=u16::MAX).map(|high| u32::from(high) << 16).collect();
+        bits.extend(
+            bits.clone()
+                .iter()
+                .flat_map(|high| [0x7fff, 0x8000, 0x8001].map(|low| high | low)),
+        );
+        for bits in bits {
+            let number = f32::from_bits(bits);
+            assert_eq!(
+                to_bf16(number),
+                bf16::from_f32(number).to_bits(),
+                "{bits:08x}"
+            );
+        }
     }
 
     #[test]

@@ -3,14 +3,15 @@
 //! How they are cut does not show in the result.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::gemm::{Factors, Rows, View, accumulate, project};
+use super::gemm::{Factors, Rows, View, Weight, accumulate, project, widen};
 use super::linear::{Lora, Slot};
 use super::matrix::Matrix;
 
-/// Outputs that one task of a product handles.
+/// Outputs that one task of a product handles, at most.
 const PANEL: usize = 64;
 
 /// Columns that a task of a gradient handles are a multiple of this.
@@ -19,11 +20,14 @@ const COLUMNS: usize = 48;
 /// Rows that one task of a low-rank product handles.
 const ROWS: usize = 48;
 
-/// Up to this many rows bf16 weights are widened in registers, again for some rows at a time; with
+/// Up to this many rows weights are widened in registers, again for some rows at a time; with
 /// more it pays to widen them once.
 const FUSED_ROWS: usize = 32;
 
-/// Weight rows widened at a time for few rows: as many as stay in the nearest cache.
+/// The same for blocks of Q8_0, which are more work to widen.
+const FUSED_BLOCK_ROWS: usize = 4;
+
+/// Weight rows used at a time for few rows: as many as stay in the nearest cache.
 const AT_HAND: usize = 8;
 
 /// Weight rows widened at a time on the way back.
@@ -32,47 +36,101 @@ const DEPTH: usize = 1024;
 /// Products smaller than this are not worth waking another thread.
 const PARALLEL_FROM: usize = 1 << 19;
 
-/// `y = x Wᵀ`, with the low-rank correction.
-pub(crate) fn forward(
-    w: &Matrix,
-    lora: Option<Lora<'_>>,
-    x: &[f32],
-    n: usize,
+/// A matrix, its low-rank correction, and where its product with the rows goes.
+#[derive(Debug)]
+pub(crate) struct Product<'a> {
+    pub(crate) w: &'a Matrix,
+    pub(crate) lora: Option<Lora<'a>>,
+    pub(crate) y: &'a mut [f32],
+}
+
+/// `y = x Wᵀ`, with the low-rank correction, for several matrices: their products are shared out
+/// together, because waking a thread may take longer than one of them.
+pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Rows) {
+    let weights: usize = products.iter().map(|one| one.w.len()).sum();
+    let mut panels = Vec::new();
+    for Product { w, lora, y } in products {
+        let hidden = lora.map_or_else(Vec::new, |lora| hidden(lora, x, n, rows));
+        let more = Arc::new((lora, hidden));
+        let (inner, width) = (w.cols(), panel_of(w.rows(), n));
+        for (index, out) in cut(y, w.rows(), width).into_iter().enumerate() {
+            let (first, more) = (index * width, more.clone());
+            panels.push(Panel {
+                w,
+                more,
+                x,
+                inner,
+                first,
+                rows,
+                out,
+            });
+        }
+    }
+    match n * weights < PARALLEL_FROM {
+        true => panels
+            .iter_mut()
+            .for_each(|panel| panel.run(&mut Vec::new())),
+        false => {
+            // So that each thread gets a part of every matrix.
+            panels.sort_by_key(|panel| panel.first);
+            let least = panels.len() / rayon::current_num_threads();
+            let least = if n <= FUSED_ROWS { least.max(1) } else { 1 };
+            let panels = panels.into_par_iter().with_min_len(least);
+            panels.for_each_init(Vec::new, |scratch, mut panel| panel.run(scratch));
+        }
+    }
+}
+
+/// Some outputs of a product.
+struct Panel<'a> {
+    w: &'a Matrix,
+    /// The low-rank correction, and the rows after its first half.
+    more: Arc<(Option<Lora<'a>>, Vec<f32>)>,
+    x: &'a [f32],
+    inner: usize,
+    first: usize,
     rows: Rows,
-    y: &mut [f32],
-) {
-    let hidden = lora.map_or_else(Vec::new, |lora| hidden(lora, x, n, rows));
-    let panel = |scratch: &mut Vec<f32>, (index, mut out): (usize, Vec<&mut [f32]>)| {
-        let first = index * PANEL;
-        let outputs = first..first + out[0].len();
-        let more = |outputs: &Range<usize>| match lora {
-            None => Factors::NONE,
-            Some(lora) => Factors {
-                x: &hidden,
+    out: Vec<&'a mut [f32]>,
+}
+
+impl Panel<'_> {
+    fn run(&mut self, scratch: &mut Vec<f32>) {
+        let (w, n) = (self.w, self.out.len());
+        let outputs = self.first..self.first + self.out[0].len();
+        let fused = match n <= FUSED_ROWS {
+            true => (w.as_bf16(), w.as_q8_0().filter(|_| n <= FUSED_BLOCK_ROWS)),
+            false => (None, None),
+        };
+        let step = if n <= FUSED_ROWS { AT_HAND } else { PANEL };
+        for start in outputs.clone().step_by(step) {
+            let some = start..outputs.end.min(start + step);
+            match fused {
+                (Some(data), _) => self.multiply(rows_in(data, &some, self.inner), some),
+                (_, Some(data)) => self.multiply(rows_in(data, &some, self.inner), some),
+                _ => self.multiply(block(w, some.clone(), 0..self.inner, scratch), some),
+            }
+        }
+    }
+
+    /// The products with some of its weights.
+    fn multiply<W: Weight>(&mut self, w: &[W], outputs: Range<usize>) {
+        let (x, inner) = (self.x, self.inner);
+        let more = match &*self.more {
+            (None, _) => Factors::NONE,
+            (Some(lora), hidden) => Factors {
+                x: hidden,
                 w: &lora.b[outputs.start * lora.rank..outputs.end * lora.rank],
                 inner: lora.rank,
             },
         };
-        let inner = w.cols();
-        if let (Some(data), true) = (w.as_bf16(), n <= FUSED_ROWS) {
-            let w = &data[outputs.start * inner..outputs.end * inner];
-            return project(Factors { x, w, inner }, more(&outputs), rows, 0, &mut out);
-        }
-        let step = if n <= FUSED_ROWS { AT_HAND } else { PANEL };
-        for start in outputs.clone().step_by(step) {
-            let some = start..outputs.end.min(start + step);
-            let w = block(w, some.clone(), 0..inner, scratch);
-            let main = Factors { x, w, inner };
-            project(main, more(&some), rows, start - first, &mut out);
-        }
-    };
-    let panels = cut(y, w.rows(), PANEL).into_iter().enumerate();
-    match n * w.len() < PARALLEL_FROM {
-        true => panels.for_each(|task| panel(&mut Vec::new(), task)),
-        false => {
-            let panels: Vec<_> = panels.collect();
-            panels.into_par_iter().for_each_init(Vec::new, panel);
-        }
+        let place = outputs.start - self.first;
+        project(
+            Factors { x, w, inner },
+            more,
+            self.rows,
+            place,
+            &mut self.out,
+        );
     }
 }
 
@@ -225,10 +283,30 @@ fn by_columns(
         });
 }
 
+/// Outputs for one task, so that every thread gets as many: one task each for few rows, whose time
+/// goes into fetching weights, else so few outputs that their weights stay at hand.
+fn panel_of(outputs: usize, n: usize) -> usize {
+    let threads = rayon::current_num_threads();
+    if n <= FUSED_ROWS {
+        return outputs.div_ceil(threads).next_multiple_of(8);
+    }
+    let least = outputs.div_ceil(PANEL).next_multiple_of(threads);
+    let even = (least..=2 * least)
+        .step_by(threads)
+        .find(|tasks| outputs.is_multiple_of(4 * tasks));
+    outputs.div_ceil(even.unwrap_or(least)).next_multiple_of(4)
+}
+
 /// Columns for one task, so that threads that are done early can take another.
 fn columns_of(width: usize) -> usize {
     let tasks = 2 * rayon::current_num_threads();
     width.div_ceil(tasks).next_multiple_of(COLUMNS)
+}
+
+/// Some rows of a matrix.
+fn rows_in<'a, W: Weight>(data: &'a [W], rows: &Range<usize>, inner: usize) -> &'a [W] {
+    let row = inner / W::COUNT;
+    &data[rows.start * row..rows.end * row]
 }
 
 /// A dense block of weights, borrowed where the storage allows and widened otherwise.
@@ -242,6 +320,9 @@ fn block<'a>(
         return &data[rows.start * w.cols()..rows.end * w.cols()];
     }
     scratch.resize(rows.len() * cols.len(), 0.0);
-    w.read_block(rows, cols, scratch);
+    match w.as_q8_0().filter(|_| cols.len() == w.cols()) {
+        Some(data) => widen(rows_in(data, &rows, w.cols()), scratch),
+        None => w.read_block(rows, cols, scratch),
+    }
     scratch
 }

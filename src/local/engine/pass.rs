@@ -1,6 +1,6 @@
 //! One forward (and backward) pass of the decoder over packed sequences.
 
-use super::attention::{self, HeadGradients, Heads};
+use super::attention::{self, HeadGradients, Heads, Stretch};
 use super::config::{Config, LayerKind};
 use super::linear::{Slot, add};
 use super::lora::Target;
@@ -273,7 +273,7 @@ impl LayerPass<'_> {
         attention::forward(
             config,
             kind.window,
-            &packed.spans,
+            &Stretch::whole(&packed.spans),
             heads,
             &mut attended,
             scratch,
@@ -411,7 +411,7 @@ impl LayerPass<'_> {
         attention::backward(
             config,
             kind.window,
-            &packed.spans,
+            &Stretch::whole(&packed.spans),
             heads,
             &dattended,
             head_gradients,

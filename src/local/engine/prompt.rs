@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::decode;
+use super::decode::{self, Unread};
 use super::head;
 use super::lora::Adapter;
 use super::model::Net;
@@ -27,6 +27,8 @@ pub(crate) struct Reading {
     asked: usize,
     /// The state of the newest token before the head.
     last: Option<Arc<[f32]>>,
+    /// The same of every piece that was just read.
+    fresh: Vec<Arc<[f32]>>,
     /// The logits after the last token.
     first: Option<Arc<[f32]>>,
     /// Tokens that others had read.
@@ -50,6 +52,7 @@ impl Reading {
             report: None,
             asked: request.prompt.len() - 1,
             last: None,
+            fresh: Vec::new(),
             first: None,
             cached: 0,
         }
@@ -104,29 +107,35 @@ impl Reading {
         }
     }
 
-    /// Reads the next piece. Where it is cut depends on the prompt alone.
-    pub(crate) fn advance(
+    /// How many rows to read next: whole pieces, at least one and at most so many rows if there
+    /// are more.
+    pub(crate) fn rows_ahead(&self, request: &SampleRequest, most: usize) -> usize {
+        let left = request.prompt.len() - self.table.rows();
+        match left <= most {
+            true => left,
+            false => (most / PIECE * PIECE).clamp(PIECE.min(left), left),
+        }
+    }
+
+    /// Takes in what was computed for the rows from `start` on.
+    fn hear(
         &mut self,
         net: &Net<'_>,
         request: &SampleRequest,
+        start: usize,
+        x: &[f32],
         scratch: &mut Scratch,
     ) {
-        let (start, end) = (self.table.rows(), self.next_end(request));
-        if start < end {
-            let x = decode::read(net, &request.prompt[start..end], &mut self.table, scratch);
-            let width = net.weights.config.width;
-            let newest = head::norm(net, &x[x.len() - width..], scratch);
-            self.last = Some(newest[..].into());
+        let width = net.weights.config.width;
+        for piece in x.chunks(PIECE * width) {
+            let newest = head::norm(net, &piece[piece.len() - width..], scratch);
+            self.fresh.push(newest[..].into());
             scratch.give(newest);
-            self.report(net, request, start, &x, scratch);
-            scratch.give(x);
         }
-        if let (true, Some(last)) = (end == request.prompt.len(), &self.last) {
-            // Alone, so that it is the same whatever else was asked.
-            let mut logits = vec![0.0; net.weights.config.vocab];
-            net.head().forward_each(last, 1, &mut logits);
-            self.first = Some(logits.into());
+        if let Some(last) = self.fresh.last() {
+            self.last = Some(last.clone());
         }
+        self.report(net, request, start, x, scratch);
     }
 
     /// Notes what was asked about the rows of a piece; the prompt's last row begins the samples.
@@ -159,19 +168,71 @@ impl Reading {
         })
     }
 
-    /// Hands the newest piece, which was just read, to whoever reads the same.
+    /// Hands the newest pieces, which were just read, to whoever reads the same.
     pub(crate) fn share(
-        &self,
+        &mut self,
         adapter: Option<&Arc<Adapter>>,
         request: &SampleRequest,
         prefixes: &mut Prefixes,
     ) {
-        if let Some(last) = &self.last {
-            let end = self.table.rows();
-            let pages = &self.table.pages()[(end - 1) / PIECE * PIECE / PAGE..];
-            prefixes.keep(adapter, &request.prompt, end, pages, last);
+        let rows = self.table.rows();
+        let first = rows.div_ceil(PIECE) - self.fresh.len();
+        for (index, last) in self.fresh.drain(..).enumerate() {
+            let (start, end) = (first + index, rows.min((first + index + 1) * PIECE));
+            let pages = start * PIECE / PAGE..end.div_ceil(PAGE);
+            let pages = &self.table.pages()[pages];
+            prefixes.keep(adapter, &request.prompt, end, pages, &last);
         }
     }
+}
+
+/// A prompt to be read on, and by how many rows.
+#[derive(Debug)]
+pub(crate) struct Due<'a> {
+    pub(crate) request: &'a SampleRequest,
+    pub(crate) reading: &'a mut Reading,
+    pub(crate) rows: usize,
+}
+
+/// Reads on, several prompts at once. How they are cut does not show in the result.
+pub(crate) fn advance(net: &Net<'_>, due: &mut [Due<'_>], scratch: &mut Scratch) {
+    let starts: Vec<usize> = due.iter().map(|one| one.reading.table.rows()).collect();
+    let unread = due.iter_mut().zip(&starts).map(|(one, start)| Unread {
+        tokens: &one.request.prompt[*start..*start + one.rows],
+        table: &mut one.reading.table,
+    });
+    let mut unread: Vec<Unread<'_>> = unread.filter(|one| !one.tokens.is_empty()).collect();
+    if !unread.is_empty() {
+        let x = decode::read(net, &mut unread, scratch);
+        let mut rest = &x[..];
+        for (one, start) in due.iter_mut().zip(starts).filter(|(one, _)| one.rows > 0) {
+            let own;
+            (own, rest) = rest.split_at(one.rows * net.weights.config.width);
+            one.reading.hear(net, one.request, start, own, scratch);
+        }
+        scratch.give(x);
+    }
+    begin(net, due, scratch);
+}
+
+/// Computes the logits after the prompts that have been read to their ends.
+fn begin(net: &Net<'_>, due: &mut [Due<'_>], scratch: &mut Scratch) {
+    let whole = |one: &&mut Due<'_>| one.reading.table.rows() == one.request.prompt.len();
+    let mut whole: Vec<_> = due.iter_mut().filter(whole).collect();
+    let last = whole.iter().filter_map(|one| one.reading.last.as_deref());
+    let last: Vec<f32> = last.flatten().copied().collect();
+    if last.is_empty() {
+        return;
+    }
+    let (width, vocab) = (net.weights.config.width, net.weights.config.vocab);
+    let mut logits = scratch.take(last.len() / width * vocab);
+    // Each alone, so that it is the same whatever else was asked.
+    net.head()
+        .forward_each(&last, last.len() / width, &mut logits);
+    for (one, logits) in whole.iter_mut().zip(logits.chunks_exact(vocab)) {
+        one.reading.first = Some(logits.into());
+    }
+    scratch.give(logits);
 }
 
 /// Gathers what was asked about the prompt, row by row; row `i` predicts token `i + 1`.

@@ -91,18 +91,22 @@ fn widen_all(bytes: &[u8], dtype: Dtype, out: &mut [f32]) {
 /// which also takes care of numbers too small to be normal.
 #[inline(always)]
 fn widen_f16(bytes: &[u8], out: &mut [f32]) {
-    let shift = f32::from_bits((254 - 15) << 23);
     for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-        let bits = u32::from(u16::from_le_bytes(*bytes));
-        let magnitude = f32::from_bits((bits & 0x7fff) << 13) * shift;
-        // Infinities and NaN need the largest exponent again.
-        let special = if bits & 0x7c00 == 0x7c00 {
-            0x7f80_0000
-        } else {
-            0
-        };
-        *out = f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16);
+        *out = from_f16(u16::from_le_bytes(*bytes));
     }
+}
+
+#[inline(always)]
+fn from_f16(bits: u16) -> f32 {
+    let (bits, shift) = (u32::from(bits), f32::from_bits((254 - 15) << 23));
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * shift;
+    // Infinities and NaN need the largest exponent again.
+    let special = if bits & 0x7c00 == 0x7c00 {
+        0x7f80_0000
+    } else {
+        0
+    };
+    f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
 }
 
 #[inline(always)]
@@ -123,11 +127,27 @@ fn blocks<const BYTES: usize, const COUNT: usize>(
 
 #[inline(always)]
 fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+    from_f16(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+}
+
+/// A block of [`Dtype::Q8_0`]: a scale in half precision, then 32 signed bytes.
+pub(crate) type Q8Block = [u8; 34];
+
+/// Spells numbers in blocks as ggml does: the largest number of a block becomes 127.
+pub(crate) fn quantise(numbers: &[f32], out: &mut [Q8Block]) {
+    for (numbers, block) in numbers.chunks_exact(32).zip(out) {
+        let largest = numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        block[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        for (quant, number) in block[2..].iter_mut().zip(numbers) {
+            *quant = (number * inverse).round() as i8 as u8;
+        }
+    }
 }
 
 #[inline(always)]
-fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
+fn q8_0(block: &Q8Block, out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     for (out, quant) in out.iter_mut().zip(&block[2..]) {
         *out = f32::from(*quant as i8) * scale;

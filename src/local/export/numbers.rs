@@ -6,6 +6,7 @@ use std::str::FromStr;
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
+use crate::local::engine::quantise;
 
 /// How weights are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,21 +74,14 @@ impl WeightType {
                     out.extend(half.to_le_bytes());
                 }
             }
-            Self::Q8_0 => numbers
-                .chunks_exact(BLOCK)
-                .for_each(|block| quantise(block, out)),
+            Self::Q8_0 => {
+                let mut blocks = vec![[0; BLOCK + 2]; numbers.len() / BLOCK];
+                quantise(numbers, &mut blocks);
+                out.extend(blocks.as_flattened());
+            }
         }
         Ok(())
     }
-}
-
-/// A block as ggml writes it: the largest number becomes 127.
-fn quantise(block: &[f32], out: &mut Vec<u8>) {
-    let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
-    let scale = largest / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    out.extend(f16::from_f32(scale).to_le_bytes());
-    out.extend(block.iter().map(|x| (x * inverse).round() as i8 as u8));
 }
 
 impl fmt::Display for WeightType {

@@ -20,6 +20,8 @@ use crate::sync::lock;
 pub(in crate::local) struct Library {
     offers: Vec<Offer>,
     threads: Threads,
+    /// Whether samples are drawn from weights in Q8_0.
+    quantised: bool,
     /// Bytes that models in memory should take together.
     limit: usize,
     adapters: Arc<Adapters>,
@@ -61,13 +63,14 @@ impl Library {
     pub(super) fn open(
         models: &[ModelSource],
         root: &Path,
-        threads: usize,
+        (threads, quantised): (usize, bool),
         limit: usize,
         adapters: Arc<Adapters>,
     ) -> Result<Self> {
         let mut library = Self {
             offers: Vec::new(),
             threads: Threads::new(threads)?,
+            quantised,
             limit,
             adapters,
             clock: AtomicU64::new(0),
@@ -92,7 +95,14 @@ impl Library {
 
     fn read(&self, model: &ModelSource, root: &Path) -> Result<Offer> {
         let files = model.files()?;
-        let base = files.load()?.on(&self.threads);
+        let base = self.load(&files)?;
+        if base.samples_quantised() {
+            log::warn!(
+                "local server: samples of {} are drawn from its weights rounded to Q8_0; training \
+                 uses them as they are",
+                model.name()
+            );
+        }
         let (vocabulary, tokenizer) = match &files {
             Files::BuiltIn => (Vocabulary::Bytes, vocabulary::write_builtin(root)?),
             Files::Folder(path) | Files::Gguf(path) => (Vocabulary::load(path)?, path.clone()),
@@ -113,6 +123,14 @@ impl Library {
             last_used: AtomicU64::new(self.clock.fetch_add(1, Ordering::Relaxed)),
             rests: AtomicBool::new(false),
             inbox: OnceLock::new(),
+        })
+    }
+
+    fn load(&self, files: &Files) -> Result<Base> {
+        let base = files.load()?.on(&self.threads);
+        Ok(match self.quantised {
+            true => base.sampling_quantised(),
+            false => base,
         })
     }
 
@@ -181,7 +199,7 @@ impl Library {
         }
         self.make_room(offer.bytes);
         log::info!("local server: loading {name}");
-        let base = offer.files.load()?.on(&self.threads);
+        let base = self.load(&offer.files)?;
         if base.fingerprint() != offer.fingerprint {
             let problem = format!("the files of {name} have changed: start the server again");
             return Err(Error::invalid("base_model", problem));

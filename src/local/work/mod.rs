@@ -44,6 +44,8 @@ pub(super) struct WorkOptions {
     pub(super) save_every: Option<Duration>,
     /// Whether samples come with the probabilities that the temperature makes.
     pub(super) tempered_logprobs: bool,
+    /// Whether samples are drawn from weights in Q8_0.
+    pub(super) quantized_sampling: bool,
 }
 
 /// The models that are served and the threads that run them.
@@ -72,7 +74,8 @@ impl Workshop {
         let root = state.catalogue.root().to_owned();
         let adapters = Arc::new(Adapters::new(budget, root.clone()));
         let (limit, shared) = (memory.limit(), adapters.clone());
-        let library = Arc::new(Library::open(models, &root, threads, limit, shared)?);
+        let how = (threads, options.quantized_sampling);
+        let library = Arc::new(Library::open(models, &root, how, limit, shared)?);
         let cache = Batch::MEMORY.min(limit / 8);
         let thread = |offer: &Offer| {
             let thread = SamplingThread::start(&library, &offer.name, cache)?;

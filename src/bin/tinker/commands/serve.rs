@@ -89,6 +89,9 @@ pub(crate) struct Serve {
     /// makes of them (tempered).
     #[arg(long, value_name = "KIND", default_value = "raw")]
     logprobs: Logprobs,
+    /// Draw samples from the weights rounded to Q8_0: faster, and not quite what training scores.
+    #[arg(long)]
+    quantized_sampling: bool,
     /// Threads for the model's arithmetic; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -154,6 +157,7 @@ fn options(serve: &Serve) -> anyhow::Result<Builder> {
         .save_every(Duration::from_secs(serve.save_every))
         .keep_records(days(serve.keep_days), serve.keep_count)
         .tempered_logprobs(matches!(serve.logprobs, Logprobs::Tempered))
+        .quantized_sampling(serve.quantized_sampling)
         .admin(serve.admin)
         .request_log(serve.request_log);
     if let Some(folder) = &serve.data {

@@ -19,11 +19,11 @@ use rayon::prelude::*;
 
 use super::decode::{self, Newest};
 use super::lora::{Adapter, Merged};
-use super::model::{Base, Net};
+use super::model::{Base, Net, Weights};
 use super::pages::{PAGE, Pool, Precision};
 use super::pick::Candidates;
 use super::prefix::Prefixes;
-use super::prompt::{PIECE, Reading};
+use super::prompt::{self, Due, PIECE, Reading};
 use super::sample::{SampleOutput, SampleRequest, SampledSequence};
 use super::scratch::Scratch;
 use crate::error::Result;
@@ -85,8 +85,8 @@ struct Pending<'a> {
     /// In order of their numbers; never empty.
     samples: VecDeque<Growing<'a>>,
     reading: Reading,
-    /// Whether its prompt is read on in this round.
-    due: bool,
+    /// By how many rows its prompt is read on in this round, if it is.
+    due: Option<usize>,
 }
 
 /// Sequences on the same weights.
@@ -133,7 +133,7 @@ impl<'a> Batch<'a> {
             samples: samples.map(|number| Growing::new(&job, number)).collect(),
             reading: Reading::new(&job.request, job.seed),
             job,
-            due: false,
+            due: None,
         });
         Ok(())
     }
@@ -161,7 +161,7 @@ impl<'a> Batch<'a> {
         let mut tasks = self.tasks();
         tasks
             .par_iter_mut()
-            .for_each(|task| base.with_scratch(|scratch| task.run(scratch)));
+            .for_each(|task| base.with_scratch(|scratch| task.run(base.sampler(), scratch)));
         self.share();
         self.sweep();
     }
@@ -260,38 +260,55 @@ impl<'a> Batch<'a> {
 
     /// What this round computes, cut so that every thread has something to do.
     fn tasks(&mut self) -> Vec<Task<'_, 'a>> {
-        // A large model's products are spread over threads themselves.
-        let together = match self.base.weights().len() > Merged::LIMIT {
+        let large = self.is_large();
+        let together = match large {
             true => SEQUENCES,
             false => self
                 .places()
                 .div_ceil(self.base.threads())
                 .clamp(1, TOGETHER),
         };
-        let weights = self.base.weights();
-        let mut tasks = Vec::new();
-        for pending in self.begun.iter_mut().filter(|pending| pending.due) {
-            let Pending { job, reading, .. } = pending;
-            let net = Net::new(weights, job.adapter.as_deref());
-            tasks.push(Task::Read(net, &job.request, reading));
+        let mut tasks: Vec<Task<'_, 'a>> = Vec::new();
+        for pending in &mut self.begun {
+            let Pending {
+                job, reading, due, ..
+            } = pending;
+            let Some(rows) = *due else { continue };
+            let due = Due {
+                request: &job.request,
+                reading,
+                rows,
+            };
+            let same = tasks.iter_mut().find_map(|task| match task {
+                Task::Read(adapter, all) if same_adapter(adapter, &job.adapter) => Some(all),
+                _ => None,
+            });
+            match same.filter(|_| large) {
+                Some(all) => all.push(due),
+                None => tasks.push(Task::Read(&job.adapter, vec![due])),
+            }
         }
         for Group { adapter, sequences } in &mut self.groups {
-            let net = Net::new(weights, adapter.as_deref());
             let chunks = sequences.chunks_mut(together);
-            tasks.extend(chunks.map(|chunk| Task::Grow(net, chunk)));
+            tasks.extend(chunks.map(|chunk| Task::Grow(adapter, chunk)));
         }
         tasks
     }
 
+    /// Whether the model's products are spread over threads themselves; for a small one, tasks are.
+    fn is_large(&self) -> bool {
+        self.base.weights().len() > Merged::LIMIT
+    }
+
     /// Hands the pieces of prompts that were read to whoever reads the same.
     fn share(&mut self) {
-        for pending in self.begun.iter_mut().filter(|pending| pending.due) {
+        for pending in self.begun.iter_mut().filter(|one| one.due.is_some()) {
             let Job {
                 adapter, request, ..
             } = &*pending.job;
             let prefixes = &mut self.prefixes;
             pending.reading.share(adapter.as_ref(), request, prefixes);
-            pending.due = false;
+            pending.due = None;
         }
     }
 
@@ -371,38 +388,42 @@ impl fmt::Debug for Batch<'_> {
     }
 }
 
-/// A piece of a round.
+/// A piece of a round, and the adapter it runs with.
 enum Task<'t, 'a> {
-    Read(Net<'t>, &'t SampleRequest, &'t mut Reading),
-    Grow(Net<'t>, &'t mut [Growing<'a>]),
+    Read(&'t Option<Arc<Adapter>>, Vec<Due<'t>>),
+    Grow(&'t Option<Arc<Adapter>>, &'t mut [Growing<'a>]),
 }
 
 impl Task<'_, '_> {
-    fn run(&mut self, scratch: &mut Scratch) {
+    fn run(&mut self, weights: &Weights, scratch: &mut Scratch) {
+        let (Self::Read(adapter, _) | Self::Grow(adapter, _)) = self;
+        let net = Net::new(weights, adapter.as_deref());
         match self {
-            Self::Read(net, request, reading) => reading.advance(net, request, scratch),
-            Self::Grow(net, sequences) => {
-                let mut newest: Vec<Newest<'_>> =
-                    sequences.iter_mut().map(Growing::newest).collect();
-                let logits = decode::grow(net, &mut newest, scratch);
-                let vocab = net.weights.config.vocab;
-                // A token is drawn from the whole vocabulary: with a large one that is work.
-                match vocab * sequences.len() < ACCEPT_TOGETHER {
-                    true => {
-                        let mut candidates = Candidates::new();
-                        for (one, logits) in sequences.iter_mut().zip(logits.chunks_exact(vocab)) {
-                            one.hear(logits, &mut candidates);
-                        }
-                    }
-                    false => sequences
-                        .par_iter_mut()
-                        .zip(logits.par_chunks_exact(vocab))
-                        .for_each_init(Candidates::new, |candidates, (one, logits)| {
-                            one.hear(logits, candidates);
-                        }),
-                }
-                scratch.give(logits);
-            }
+            Self::Read(_, due) => prompt::advance(&net, due, scratch),
+            Self::Grow(_, sequences) => grow(&net, sequences, scratch),
         }
     }
+}
+
+/// Adds a token to each sequence.
+fn grow(net: &Net<'_>, sequences: &mut [Growing<'_>], scratch: &mut Scratch) {
+    let mut newest: Vec<Newest<'_>> = sequences.iter_mut().map(Growing::newest).collect();
+    let logits = decode::grow(net, &mut newest, scratch);
+    let vocab = net.weights.config.vocab;
+    // A token is drawn from the whole vocabulary: with a large one that is work.
+    match vocab * sequences.len() < ACCEPT_TOGETHER {
+        true => {
+            let mut candidates = Candidates::new();
+            for (one, logits) in sequences.iter_mut().zip(logits.chunks_exact(vocab)) {
+                one.hear(logits, &mut candidates);
+            }
+        }
+        false => sequences
+            .par_iter_mut()
+            .zip(logits.par_chunks_exact(vocab))
+            .for_each_init(Candidates::new, |candidates, (one, logits)| {
+                one.hear(logits, candidates);
+            }),
+    }
+    scratch.give(logits);
 }

@@ -4,6 +4,9 @@ use super::job::{Age, Growing};
 use super::{Batch, PIECE, Pending, insert, same_adapter};
 use crate::local::engine::prompt::Reading;
 
+/// Rows that a large model reads at once, at least, if nothing else is under way.
+const READ_AT_ONCE: usize = 4 * PIECE;
+
 impl<'a> Batch<'a> {
     /// Makes room for every row of the coming round, oldest first, and chooses the prompts that
     /// are read on.
@@ -27,8 +30,16 @@ impl<'a> Batch<'a> {
     }
 
     /// One whole piece per thread, or as much of shorter prompts; none that is read just now.
+    ///
+    /// A large model reads several pieces at once if no sequence waits for its next token.
     fn choose_prompts(&mut self) {
+        let (large, busy) = (self.is_large(), !self.groups.is_empty());
         let most = PIECE * self.base.threads();
+        let most = if large && !busy {
+            most.max(READ_AT_ONCE)
+        } else {
+            most
+        };
         let mut rows = 0;
         let ages: Vec<Age> = self.begun.iter().map(Pending::age).collect();
         for age in ages {
@@ -41,20 +52,25 @@ impl<'a> Batch<'a> {
                 continue;
             }
             let Pending { job, reading, .. } = &mut self.begun[index];
-            let piece = reading.next_end(&job.request) - reading.table().rows();
-            if rows > 0 && rows + piece > most {
+            let at_once = if large {
+                most.saturating_sub(rows)
+            } else {
+                PIECE
+            };
+            let ahead = reading.rows_ahead(&job.request, at_once);
+            if rows > 0 && rows + ahead > most {
                 return;
             }
-            let lacks = reading.table().lacks(piece);
+            let lacks = reading.table().lacks(ahead);
             if lacks > 0 && !self.claim(age, lacks) {
                 self.rest(age);
                 continue;
             }
             // Younger ones may be gone, but they come after it.
             let pending = &mut self.begun[index];
-            pending.reading.table().reserve(piece, &self.pool);
-            pending.due = true;
-            rows += piece;
+            pending.reading.table().reserve(ahead, &self.pool);
+            pending.due = Some(ahead);
+            rows += ahead;
         }
     }
 
@@ -63,7 +79,7 @@ impl<'a> Batch<'a> {
         let Pending { job, reading, .. } = &self.begun[index];
         let end = reading.next_end(&job.request);
         let same = |other: &Pending<'a>| {
-            other.due
+            other.due.is_some()
                 && other.reading.next_end(&other.job.request) == end
                 && same_adapter(&other.job.adapter, &job.adapter)
                 && other.job.request.prompt[..end] == job.request.prompt[..end]
@@ -139,7 +155,7 @@ impl<'a> Batch<'a> {
             pending
                 .reading
                 .restart(&pending.job.request, pending.job.seed);
-            pending.due = false;
+            pending.due = None;
             insert(&mut self.waiting, pending);
         }
     }
@@ -158,7 +174,7 @@ impl<'a> Batch<'a> {
             job: sample.job.clone(),
             reading: Reading::again(&sample.job.request),
             samples: [sample].into(),
-            due: false,
+            due: None,
         };
         insert(&mut self.waiting, pending);
     }

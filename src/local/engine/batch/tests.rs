@@ -5,9 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::local::engine::builtin;
+use crate::local::engine::config::Config;
 use crate::local::engine::lora::LoraSpec;
+use crate::local::engine::loss::Loss;
+use crate::local::engine::mapping::Mapping;
+use crate::local::engine::matrix::{Matrix, Order};
+use crate::local::engine::quant::Dtype;
 use crate::local::engine::rng::Rng;
 use crate::local::engine::sample::PromptTargets;
+use crate::local::engine::train::{Datum, LossInputs, forward};
 
 /// Samples one request and nothing else; texts are bytes.
 pub(crate) fn sample(
@@ -107,34 +113,132 @@ fn check_free(batch: &mut Batch<'_>) {
     assert_eq!(batch.pool.used(), 0, "everything is free again");
 }
 
+/// Requests of every kind, with prompts of every length.
+fn requests(count: u64) -> Vec<SampleRequest> {
+    let request = |index: u64| {
+        let length = [1, 3, 17, 130, 300][index as usize % 5];
+        let mut request = SampleRequest::new(prompt(length, index), 5 + index as usize);
+        request.seed = Some(100 + index);
+        request.num_samples = 1 + index as usize % 4;
+        request.temperature = [1.0, 0.7, 0.0][index as usize % 3];
+        request.top_k = (index % 4 == 1).then_some(20);
+        request.top_p = if index % 5 == 2 { 0.9 } else { 1.0 };
+        request.topk_sample_logprobs = index as usize % 3;
+        if length > 3 {
+            request.prompt_logprobs = true;
+            request.topk_prompt_logprobs = 2;
+            request.prompt_logprobs_last_n = index.is_multiple_of(2).then_some(2);
+            request.prompt_alt_tokens = index as usize % 2;
+            request.target_prompt_logprobs = Some(PromptTargets {
+                tokens: vec![7; length - 1],
+                width: 1,
+            });
+        }
+        request.stop.strings = vec!["e".into(), "zq".into()];
+        request
+    };
+    (0..count).map(request).collect()
+}
+
 #[test]
 fn a_request_gets_the_same_in_a_crowd_as_alone() {
-    let base = Base::builtin(2).unwrap();
+    check_crowd(|threads| Base::builtin(threads).unwrap(), &requests(24));
+}
+
+/// The same for a model whose products are spread over threads, and whose prompts are read together.
+#[test]
+fn a_request_to_a_large_model_gets_the_same_in_a_crowd_as_alone() {
+    let mut requests = requests(6);
+    // Longer than what is read at once, and one that begins alike.
+    requests.push(SampleRequest::new(prompt(700, 9), 2));
+    requests.push(SampleRequest::new(prompt(700, 9)[..400].to_vec(), 2));
+    for request in &mut requests {
+        request.seed = Some(7);
+    }
+    check_crowd(large, &requests);
+    check_crowd(
+        |threads| large(threads).sampling_quantised(),
+        &requests[..4],
+    );
+}
+
+/// A model just large enough to be run as large ones are, kept as in a file.
+fn large(threads: usize) -> Base {
+    let config = Config {
+        vocab: 32768,
+        width: 256,
+        ..Config::tiny()
+    };
+    let mut weights = Weights::random(config, 3);
+    let layers = weights.layers.iter_mut();
+    let matrices = layers.flat_map(|layer| &mut layer.projections);
+    for matrix in matrices.chain([&mut weights.embed]) {
+        let upper = |x: f32| [(x.to_bits() >> 16) as u8, (x.to_bits() >> 24) as u8];
+        let bytes = matrix.to_f32().into_iter().flat_map(upper).collect();
+        let file = Mapping::memory(bytes);
+        let section = file.section(0..file.bytes().len());
+        *matrix = Matrix::mapped(
+            matrix.rows(),
+            matrix.cols(),
+            section,
+            Dtype::Bf16,
+            Order::Plain,
+        );
+    }
+    assert!(weights.len() > Merged::LIMIT);
+    Base::new(weights, threads).unwrap()
+}
+
+/// Q8_0 is near the weights it is made of; training does not notice it.
+#[test]
+fn quantised_samples_are_near_and_training_is_the_same() {
+    let (plain, quantised) = (large(2), large(2).sampling_quantised());
+    assert!(quantised.bytes() > plain.bytes() && quantised.bytes() < 2 * plain.bytes());
+    let mut request = SampleRequest::new(prompt(40, 1), 1);
+    request.prompt_logprobs = true;
+    let score = |base: &Base| -> Vec<f32> {
+        let output = sample(base, None, &request).unwrap();
+        output
+            .prompt_logprobs
+            .unwrap()
+            .into_iter()
+            .flatten()
+            .collect()
+    };
+    let (exact, near) = (score(&plain), score(&quantised));
+    let pairs = exact.iter().zip(&near);
+    let furthest = pairs.fold(0f32, |most, (exact, near)| most.max((exact - near).abs()));
+    assert!(furthest > 0.0 && furthest < 0.05, "{furthest}");
+
+    let tokens = prompt(40, 1);
+    let datum = Datum {
+        targets: tokens[1..].to_vec(),
+        tokens: tokens[..39].to_vec(),
+        width: 1,
+        inputs: LossInputs {
+            weights: vec![1.0; 39],
+            ..LossInputs::default()
+        },
+    };
+    let loss = |base: &Base| {
+        forward(
+            base,
+            None,
+            std::slice::from_ref(&datum),
+            &Loss::CrossEntropy,
+        )
+    };
+    let (one, other) = (loss(&plain).unwrap(), loss(&quantised).unwrap());
+    assert_eq!(one.data[0].logprobs, other.data[0].logprobs);
+    // And a sampler of the weights as they are scores as training does.
+    for (trained, sampled) in one.data[0].logprobs.iter().zip(&exact) {
+        assert!((trained - sampled).abs() < 1e-3, "{trained} {sampled}");
+    }
+}
+
+fn check_crowd(make: impl Fn(usize) -> Base, requests: &[SampleRequest]) {
+    let base = make(2);
     let adapters = [None, Some(adapter(&base, 1)), Some(adapter(&base, 2))];
-    let requests: Vec<SampleRequest> = (0..24u64)
-        .map(|index| {
-            let length = [1, 3, 17, 130, 300][index as usize % 5];
-            let mut request = SampleRequest::new(prompt(length, index), 5 + index as usize);
-            request.seed = Some(100 + index);
-            request.num_samples = 1 + index as usize % 4;
-            request.temperature = [1.0, 0.7, 0.0][index as usize % 3];
-            request.top_k = (index % 4 == 1).then_some(20);
-            request.top_p = if index % 5 == 2 { 0.9 } else { 1.0 };
-            request.topk_sample_logprobs = index as usize % 3;
-            if length > 3 {
-                request.prompt_logprobs = true;
-                request.topk_prompt_logprobs = 2;
-                request.prompt_logprobs_last_n = (index % 2 == 0).then_some(2);
-                request.prompt_alt_tokens = index as usize % 2;
-                request.target_prompt_logprobs = Some(PromptTargets {
-                    tokens: vec![7; length - 1],
-                    width: 1,
-                });
-            }
-            request.stop.strings = vec!["e".into(), "zq".into()];
-            request
-        })
-        .collect();
     let which = |index: usize| adapters[index % 3].as_ref();
     let alone: Vec<SampleOutput> = requests
         .iter()
@@ -142,7 +246,7 @@ fn a_request_gets_the_same_in_a_crowd_as_alone() {
         .map(|(index, request)| sample(&base, which(index), request).unwrap())
         .collect();
     for threads in [1, 3] {
-        let base = Base::builtin(threads).unwrap();
+        let base = make(threads);
         let ears: Vec<Ear> = requests.iter().map(|_| Ear::default()).collect();
         let mut batch = Batch::new(&base, Batch::MEMORY);
         base.run(|| {

@@ -4,14 +4,16 @@
 //! columns may be cut in any way without changing a bit of the result.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
-use super::{Factors, View};
+use super::{Factors, View, Weight};
+use crate::local::engine::quant::Q8Block;
 
 const LANES: usize = 16;
 
-/// Vectors side by side in a tile of [`accumulate`], and the rows of the right side it packs at a
-/// time: few enough to stay in the second cache.
-const VECTORS: usize = 3;
+/// Most vectors side by side in a tile of [`accumulate`], and the rows of the right side it packs at
+/// a time: few enough to stay in the second cache.
+const MOST_VECTORS: usize = 4;
 const DEPTH: usize = 256;
 
 pub(super) fn available() -> bool {
@@ -19,6 +21,7 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("f16c")
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -31,12 +34,13 @@ pub(crate) trait Load: Copy {
     /// Whether they are mostly fetched from memory, not from a cache.
     const FAR: bool;
 
-    /// Sixteen weights, widened; those that the mask leaves out are 0.
+    /// The sixteen weights of a row from `at` on, widened; those that the mask leaves out are 0.
     ///
     /// # Safety
     ///
-    /// The processor has AVX-512, and those that the mask asks for can be read.
-    unsafe fn load(weights: *const Self, mask: u16) -> __m512;
+    /// The processor has AVX-512, and those that the mask asks for can be read. `at` is a multiple
+    /// of sixteen where a type has several weights.
+    unsafe fn load(row: *const Self, at: usize, mask: u16) -> __m512;
 }
 
 impl Load for f32 {
@@ -44,9 +48,9 @@ impl Load for f32 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
+    unsafe fn load(row: *const Self, at: usize, mask: u16) -> __m512 {
         // SAFETY: as the caller promises.
-        unsafe { _mm512_maskz_loadu_ps(mask, weights) }
+        unsafe { _mm512_maskz_loadu_ps(mask, row.add(at)) }
     }
 }
 
@@ -56,10 +60,44 @@ impl Load for [u8; 2] {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn load(weights: *const Self, mask: u16) -> __m512 {
+    unsafe fn load(row: *const Self, at: usize, mask: u16) -> __m512 {
         // SAFETY: as the caller promises.
-        let bits = unsafe { _mm256_maskz_loadu_epi16(mask, weights.cast()) };
+        let bits = unsafe { _mm256_maskz_loadu_epi16(mask, row.add(at).cast()) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+/// Rows are whole blocks, so there is nothing to leave out.
+impl Load for Q8Block {
+    const FAR: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+    unsafe fn load(row: *const Self, at: usize, _: u16) -> __m512 {
+        // SAFETY: as the caller promises, the block can be read; its bytes from the third on are
+        // two times sixteen weights, of which `at` says which.
+        let (scale, quants) = unsafe {
+            let block = row.add(at / Self::COUNT).cast::<u8>();
+            let scale = block.cast::<u16>().read_unaligned();
+            let quants = _mm_loadu_si128(block.add(2 + at % Self::COUNT).cast());
+            (scale, quants)
+        };
+        let scale = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(scale)));
+        let quants = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(quants));
+        _mm512_mul_ps(quants, _mm512_broadcastss_ps(scale))
+    }
+}
+
+/// See [`super::widen`], which has checked all sizes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn widen<W: Weight>(all: &[W], out: &mut [f32]) {
+    for (index, out) in out.chunks_mut(LANES).enumerate() {
+        let mask = mask(out.len());
+        // SAFETY: there are as many weights as places, and the mask ends with them.
+        unsafe {
+            let weights = W::load(all.as_ptr(), index * LANES, mask);
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, weights);
+        }
     }
 }
 
@@ -70,7 +108,7 @@ fn mask(count: usize) -> u16 {
 
 /// See [`super::project`], which has checked all sizes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn project<W: Load>(
+pub(super) fn project<W: Weight>(
     main: Factors<'_, W>,
     more: Factors<'_, f32>,
     first: usize,
@@ -89,7 +127,7 @@ pub(super) fn project<W: Load>(
             6 => columns::<W, 6, 4>(main, more, done, first, now),
             4 => columns::<W, 4, 4>(main, more, done, first, now),
             2 => columns::<W, 2, 8>(main, more, done, first, now),
-            _ => columns::<W, 1, 8>(main, more, done, first, now),
+            _ => columns::<W, 1, 1>(main, more, done, first, now),
         }
         done += count;
         out = later;
@@ -99,7 +137,7 @@ pub(super) fn project<W: Load>(
 /// `ROWS` rows from `row` on against all columns, `COLS` at a time.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn columns<W: Load, const ROWS: usize, const COLS: usize>(
+fn columns<W: Weight, const ROWS: usize, const COLS: usize>(
     main: Factors<'_, W>,
     more: Factors<'_, f32>,
     row: usize,
@@ -120,7 +158,7 @@ fn columns<W: Load, const ROWS: usize, const COLS: usize>(
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn tile<W: Load, const ROWS: usize, const COLS: usize>(
+fn tile<W: Weight, const ROWS: usize, const COLS: usize>(
     main: Factors<'_, W>,
     more: Factors<'_, f32>,
     row: usize,
@@ -147,7 +185,7 @@ fn tile<W: Load, const ROWS: usize, const COLS: usize>(
 
 /// Always inlined, because the sums must stay in registers: hence no `target_feature`.
 #[inline(always)]
-fn add_products<W: Load, const ROWS: usize, const COLS: usize>(
+fn add_products<W: Weight, const ROWS: usize, const COLS: usize>(
     sums: &mut [[__m512; COLS]; ROWS],
     factors: Factors<'_, W>,
     row: usize,
@@ -155,7 +193,8 @@ fn add_products<W: Load, const ROWS: usize, const COLS: usize>(
 ) {
     let inner = factors.inner;
     let x = &factors.x[row * inner..(row + ROWS) * inner];
-    let w = &factors.w[col * inner..(col + COLS) * inner];
+    let blocks = inner / W::COUNT;
+    let w = &factors.w[col * blocks..(col + COLS) * blocks];
     let whole = inner - inner % LANES;
     for at in (0..whole).step_by(LANES) {
         add_step(sums, x, w, inner, at, u16::MAX);
@@ -167,7 +206,7 @@ fn add_products<W: Load, const ROWS: usize, const COLS: usize>(
 
 /// The products of one vector's width, from `at` on.
 #[inline(always)]
-fn add_step<W: Load, const ROWS: usize, const COLS: usize>(
+fn add_step<W: Weight, const ROWS: usize, const COLS: usize>(
     sums: &mut [[__m512; COLS]; ROWS],
     x: &[f32],
     w: &[W],
@@ -175,22 +214,24 @@ fn add_step<W: Load, const ROWS: usize, const COLS: usize>(
     at: usize,
     mask: u16,
 ) {
-    debug_assert!(x.len() == ROWS * inner && w.len() == COLS * inner);
+    let blocks = inner / W::COUNT;
+    debug_assert!(x.len() == ROWS * inner && w.len() == COLS * blocks);
     // SAFETY: the processor has AVX-512, or nothing here would run; the mask ends with the row, and
     // the slices have all `ROWS` and `COLS` of them.
     unsafe {
         let mut weights = [_mm512_setzero_ps(); COLS];
         for (col, weights) in weights.iter_mut().enumerate() {
-            let place = w.as_ptr().add(col * inner + at);
-            *weights = W::load(place, mask);
-            if W::FAR {
-                // Rows are too short for the processor to see that the next tile's come next. An
-                // address beyond the last is never touched.
-                _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(COLS * inner).cast());
+            let row = w.as_ptr().add(col * blocks);
+            *weights = W::load(row, at, mask);
+            if W::FAR && COLS > 1 {
+                // Rows are too short for the processor to see that the next tile's come next; one
+                // row after the other it sees. An address beyond the last is never touched.
+                let next = row.wrapping_add(COLS * blocks + at / W::COUNT);
+                _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
         }
         for (row, sums) in sums.iter_mut().enumerate() {
-            let x = f32::load(x.as_ptr().add(row * inner + at), mask);
+            let x = f32::load(x.as_ptr().add(row * inner), at, mask);
             for (sum, weights) in sums.iter_mut().zip(weights) {
                 *sum = _mm512_fmadd_ps(x, weights, *sum);
             }
@@ -222,48 +263,91 @@ pub(super) fn accumulate<W: Load>(
     out: &mut [&mut [f32]],
 ) {
     let width = out[0].len();
-    let mut packed = [[0.0; VECTORS * LANES]; DEPTH];
+    let mut packed = [[0.0; LANES]; MOST_VECTORS * DEPTH];
     for start in (0..a.cols).step_by(DEPTH) {
-        let packed = &mut packed[..DEPTH.min(a.cols - start)];
-        for col in (0..width).step_by(VECTORS * LANES) {
-            let place = col..width.min(col + VECTORS * LANES);
-            pack(&b[start * stride + col..], stride, place.len(), packed);
-            let mut rows = &mut out[..];
-            let mut done = 0;
-            while !rows.is_empty() {
-                let count = match rows.len() {
-                    8.. => 8,
-                    4.. => 4,
-                    _ => 1,
-                };
-                let (now, later) = rows.split_at_mut(count);
-                let a = View {
-                    data: &a.data[done * a.row_stride + start * a.col_stride..],
-                    ..a
-                };
-                match count {
-                    8 => outer::<8>(alpha, a, packed, place.clone(), now),
-                    4 => outer::<4>(alpha, a, packed, place.clone(), now),
-                    _ => outer::<1>(alpha, a, packed, place.clone(), now),
-                }
-                done += count;
-                rows = later;
+        let depth = DEPTH.min(a.cols - start);
+        let left = View {
+            data: &a.data[start * a.col_stride..],
+            cols: depth,
+            ..a
+        };
+        let mut col = 0;
+        while col < width {
+            let right = &b[start * stride + col..];
+            let vectors = vectors_of(width - col);
+            let place = col..width.min(col + vectors * LANES);
+            let packed = &mut packed[..vectors * depth];
+            col = place.end;
+            match vectors {
+                1 => stripe::<W, 1, 12>(alpha, left, right, stride, packed, place, out),
+                2 => stripe::<W, 2, 12>(alpha, left, right, stride, packed, place, out),
+                3 => stripe::<W, 3, 8>(alpha, left, right, stride, packed, place, out),
+                _ => stripe::<W, 4, 6>(alpha, left, right, stride, packed, place, out),
             }
         }
+    }
+}
+
+/// How many vectors side by side come next, so that few lanes are idle at the end.
+fn vectors_of(width: usize) -> usize {
+    match width.div_ceil(LANES) {
+        few @ ..=MOST_VECTORS => few,
+        7 | 8 => 4,
+        _ => 3,
+    }
+}
+
+/// Some columns of [`accumulate`], `ROWS` rows at a time.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn stripe<W: Load, const VECTORS: usize, const ROWS: usize>(
+    alpha: f32,
+    a: View<'_>,
+    b: &[W],
+    stride: usize,
+    packed: &mut [[f32; LANES]],
+    place: Range<usize>,
+    out: &mut [&mut [f32]],
+) {
+    pack::<W, VECTORS>(b, stride, place.len(), packed);
+    let (mut rows, mut done) = (out, 0);
+    while !rows.is_empty() {
+        let count = match rows.len() {
+            many if many >= ROWS => ROWS,
+            4.. => 4,
+            _ => 1,
+        };
+        let (now, later) = rows.split_at_mut(count);
+        let a = View {
+            data: &a.data[done * a.row_stride..],
+            ..a
+        };
+        match count {
+            1 => outer::<VECTORS, 1>(alpha, a, packed, place.clone(), now),
+            4 => outer::<VECTORS, 4>(alpha, a, packed, place.clone(), now),
+            _ => outer::<VECTORS, ROWS>(alpha, a, packed, place.clone(), now),
+        }
+        done += count;
+        rows = later;
     }
 }
 
 /// Copies `width` columns of rows that start `stride` apart, widened; what is missing becomes 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn pack<W: Load>(b: &[W], stride: usize, width: usize, packed: &mut [[f32; VECTORS * LANES]]) {
-    for (index, packed) in packed.iter_mut().enumerate() {
+fn pack<W: Load, const VECTORS: usize>(
+    b: &[W],
+    stride: usize,
+    width: usize,
+    packed: &mut [[f32; LANES]],
+) {
+    for (index, packed) in packed.chunks_exact_mut(VECTORS).enumerate() {
         let row = &b[index * stride..index * stride + width];
-        for (vector, packed) in packed.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        for (vector, packed) in packed.iter_mut().enumerate() {
             let start = (vector * LANES).min(width);
             // SAFETY: the mask ends with the row, and the place has exactly sixteen numbers.
             unsafe {
-                let weights = W::load(row.as_ptr().add(start), mask(width - start));
+                let weights = W::load(row.as_ptr(), start, mask(width - start));
                 _mm512_storeu_ps(packed.as_mut_ptr(), weights);
             }
         }
@@ -273,19 +357,19 @@ fn pack<W: Load>(b: &[W], stride: usize, width: usize, packed: &mut [[f32; VECTO
 /// Adds the products of `ROWS` rows of `a` with packed rows at a place in the result.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn outer<const ROWS: usize>(
+fn outer<const VECTORS: usize, const ROWS: usize>(
     alpha: f32,
     a: View<'_>,
-    packed: &[[f32; VECTORS * LANES]],
-    place: std::ops::Range<usize>,
+    packed: &[[f32; LANES]],
+    place: Range<usize>,
     out: &mut [&mut [f32]],
 ) {
-    let last = (ROWS - 1) * a.row_stride + (packed.len() - 1) * a.col_stride;
+    let last = (ROWS - 1) * a.row_stride + (packed.len() / VECTORS - 1) * a.col_stride;
     assert!(last < a.data.len(), "left matrix exceeds its slice");
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-    for (index, packed) in packed.iter().enumerate() {
+    for (index, packed) in packed.chunks_exact(VECTORS).enumerate() {
         let mut vectors = [_mm512_setzero_ps(); VECTORS];
-        for (vector, packed) in vectors.iter_mut().zip(packed.as_chunks::<LANES>().0) {
+        for (vector, packed) in vectors.iter_mut().zip(packed) {
             // SAFETY: the pointer comes from an array of exactly sixteen numbers.
             *vector = unsafe { _mm512_loadu_ps(packed.as_ptr()) };
         }
@@ -308,7 +392,7 @@ fn outer<const ROWS: usize>(
             let mask = mask(out.len());
             // SAFETY: the mask has as many lanes as there are places.
             unsafe {
-                let total = _mm512_fmadd_ps(alpha, sum, f32::load(out.as_ptr(), mask));
+                let total = _mm512_fmadd_ps(alpha, sum, f32::load(out.as_ptr(), 0, mask));
                 _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, total);
             }
         }

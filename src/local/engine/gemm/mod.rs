@@ -10,6 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use super::quant::{self, Dtype, Q8Block};
 #[cfg(target_arch = "x86_64")]
 use avx512::Load;
 #[cfg(not(target_arch = "x86_64"))]
@@ -132,24 +133,53 @@ pub(crate) fn vectorised<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// A type that weights are kept in: `f32`, or bf16 as its bytes, which may lie anywhere in a file.
+/// A type that weights are kept in: `f32`, bf16 as its bytes, which may lie anywhere in a file, or
+/// blocks of them.
 pub(crate) trait Weight: Load + Sync {
-    fn widen(self) -> f32;
+    /// How many weights one of these is.
+    const COUNT: usize = 1;
+
+    /// The weights, one by one.
+    fn widen(all: &[Self], out: &mut [f32]);
 }
 
 impl Weight for f32 {
-    fn widen(self) -> f32 {
-        self
+    fn widen(all: &[Self], out: &mut [f32]) {
+        out.copy_from_slice(all);
     }
 }
 
 impl Weight for [u8; 2] {
-    fn widen(self) -> f32 {
-        bf16(u16::from_le_bytes(self))
+    fn widen(all: &[Self], out: &mut [f32]) {
+        quant::widen(all.as_flattened(), Dtype::Bf16, out);
     }
 }
 
-/// Two dense matrices whose rows are multiplied with each other: `inner` numbers each.
+impl Weight for Q8Block {
+    const COUNT: usize = 32;
+
+    fn widen(all: &[Self], out: &mut [f32]) {
+        quant::widen(all.as_flattened(), Dtype::Q8_0, out);
+    }
+}
+
+/// The weights, one by one, into exactly as many places.
+///
+/// # Panics
+///
+/// If there are more or fewer places.
+pub(crate) fn widen<W: Weight>(all: &[W], out: &mut [f32]) {
+    assert_eq!(all.len() * W::COUNT, out.len(), "as many places as weights");
+    #[cfg(target_arch = "x86_64")]
+    if avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked.
+        return unsafe { avx512::widen(all, out) };
+    }
+    W::widen(all, out);
+}
+
+/// Two dense matrices whose rows are multiplied with each other: `inner` numbers each, which are a
+/// whole number of blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Factors<'a, W> {
     pub(crate) x: &'a [f32],
@@ -166,9 +196,9 @@ impl Factors<'_, f32> {
     };
 }
 
-impl<W> Factors<'_, W> {
+impl<W: Weight> Factors<'_, W> {
     fn columns(&self) -> usize {
-        self.w.len() / self.inner
+        self.w.len() * W::COUNT / self.inner
     }
 
     fn check(&self, rows: usize, columns: usize) {
@@ -177,9 +207,10 @@ impl<W> Factors<'_, W> {
             "left matrix is too small"
         );
         assert!(
-            self.w.len() >= columns * self.inner,
+            self.w.len() * W::COUNT >= columns * self.inner,
             "right matrix is too small"
         );
+        assert!(self.inner.is_multiple_of(W::COUNT), "rows end in a block");
     }
 }
 
@@ -188,7 +219,7 @@ impl<W> Factors<'_, W> {
 pub(crate) enum Rows {
     /// As if each came alone, to the last bit.
     Alone,
-    /// Whatever is fastest.
+    /// Many at once, again however they are cut.
     Together,
 }
 
@@ -231,7 +262,7 @@ fn project_plain<W: Weight>(
     let mut dense = vec![0.0; count * columns];
     let mut add = |x: &[f32], w: &[f32], inner: usize| {
         let mut part = vec![0.0; dense.len()];
-        if rows == Rows::Alone || count <= FEW_ROWS {
+        if rows == Rows::Alone {
             dots(&x[..count * inner], inner, w, inner, &mut part, columns);
         } else {
             let w = View::new(w, columns, inner).transposed();
@@ -242,7 +273,8 @@ fn project_plain<W: Weight>(
             .zip(part)
             .for_each(|(sum, part)| *sum += part);
     };
-    let widened: Vec<f32> = main.w.iter().map(|w| w.widen()).collect();
+    let mut widened = vec![0.0; main.w.len() * W::COUNT];
+    W::widen(main.w, &mut widened);
     add(main.x, &widened, main.inner);
     if more.inner > 0 {
         add(more.x, &more.w[..columns * more.inner], more.inner);
@@ -266,6 +298,7 @@ pub(crate) fn accumulate<W: Weight>(
     stride: usize,
     out: &mut [&mut [f32]],
 ) {
+    const { assert!(W::COUNT == 1, "columns cannot be cut within blocks") };
     let width = out.first().map_or(0, |row| row.len());
     if a.rows == 0 || a.cols == 0 || width == 0 {
         return;
@@ -296,10 +329,10 @@ fn accumulate_plain<W: Weight>(
     out: &mut [&mut [f32]],
 ) {
     let width = out[0].len();
-    let rows = b.chunks(stride).take(a.cols);
-    let widened: Vec<f32> = rows
-        .flat_map(|row| row[..width].iter().map(|b| b.widen()))
-        .collect();
+    let mut widened = vec![0.0; a.cols * width];
+    for (row, widened) in b.chunks(stride).zip(widened.chunks_exact_mut(width)) {
+        W::widen(&row[..width], widened);
+    }
     let mut dense = vec![0.0; a.rows * width];
     product(
         alpha,
@@ -427,6 +460,7 @@ pub(crate) fn add_weighted_bf16(weights: &[f32], rows: &[u16], stride: usize, ou
 }
 
 /// The inner product, summed in sixteen lanes so that it vectorises.
+#[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];
