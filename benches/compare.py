@@ -89,10 +89,17 @@ def spread(values, digits):
     return f"{middle:.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
+def processor():
+    """The processor's name, where the system tells."""
+    told = pathlib.Path("/proc/cpuinfo").read_text()
+    names = [line.split(": ", 1)[1] for line in told.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def table(results, repeat):
     cores, today = os.cpu_count(), datetime.date.today().isoformat()
     yield (f"Medians of {repeat} runs in turns (lowest–highest), {today}, {cores} cores, "
-           f"{platform.machine()}, Python {platform.python_version()}, `tinker` 0.36.0.")
+           f"{processor()}, Python {platform.python_version()}, `tinker` 0.36.0.")
     yield ""
     yield "| | side | wall s | CPU s | peak MB | threads | sockets | wall of Python's |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|"

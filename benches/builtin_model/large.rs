@@ -10,7 +10,8 @@ use crate::local::engine::inside::{Config, Projection, Rng};
 use crate::local::engine::{AdamParams, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer};
 use crate::tasks;
 
-const LARGE: &str = r#"{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
+/// Qwen3-0.6B.
+pub(crate) const LARGE: &str = r#"{"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
     "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 3072, "rope_theta": 1000000, "tie_word_embeddings": true,
     "max_position_embeddings": 40960}"#;

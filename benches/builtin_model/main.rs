@@ -56,11 +56,12 @@ fn main() {
         ["rewards"] => rewards::rewards_make_it_add_carefully(true),
         ["peft"] => export::exports_an_adapter_for_peft(true),
         ["large"] => large::a_model_of_600_million_weights_fits_in_3_gb(true),
-        ["shapes", only @ ..] if only.len() < 2 => shapes::shapes(true, only.first().copied()),
+        ["shapes", words @ ..] => shapes::shapes(true, shapes::Shapes::parse(words)),
         ["speed"] => speed::speed(true),
         _ => {
             println!(
-                "make [FILE] | check | pig-latin | rewards | peft | large | shapes [NAME] | speed"
+                "make [FILE] | check | pig-latin | rewards | peft | large | \
+                 shapes [--large] [--base | --q8_0] [NAME] | speed"
             );
             std::process::exit(2);
         }
@@ -86,7 +87,9 @@ fn check() {
     rewards::rewards_make_it_add_carefully(false);
     export::exports_an_adapter_for_peft(false);
     large::a_model_of_600_million_weights_fits_in_3_gb(false);
-    shapes::shapes(false, None);
+    for words in [&[][..], &["--q8_0"]] {
+        shapes::shapes(false, shapes::Shapes::parse(words));
+    }
     speed::speed(false);
     println!("all of it begins as it should");
 }

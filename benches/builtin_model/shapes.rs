@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::drive::sample_all;
-use crate::large::{SMALL, peak_memory, write_model};
+use crate::large::{LARGE, SMALL, peak_memory, write_model};
 use crate::local::engine::inside::Rng;
 use crate::local::engine::{
     AdamParams, Adapter, Base, Datum, LoraSpec, Loss, SampleRequest, Trainer,
@@ -19,16 +19,55 @@ const SMOLLM2: &str = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_si
     "intermediate_size": 1536, "rope_theta": 100000, "tie_word_embeddings": true,
     "max_position_embeddings": 8192}"#;
 
-/// Runs all measures, or those whose name begins like this.
-pub(crate) fn shapes(long: bool, only: Option<&str>) {
+/// What is measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Shapes<'a> {
+    /// With Qwen3-0.6B's shape instead.
+    pub(crate) large: bool,
+    /// Samples from the base alone; no training.
+    pub(crate) base: bool,
+    /// The same from weights in Q8_0.
+    pub(crate) quantised: bool,
+    /// Only what has a name that begins like this.
+    pub(crate) only: Option<&'a str>,
+}
+
+impl<'a> Shapes<'a> {
+    pub(crate) fn parse(words: &[&'a str]) -> Self {
+        let names = words.iter().filter(|word| !word.starts_with("--"));
+        Self {
+            large: words.contains(&"--large"),
+            base: words.contains(&"--base") || words.contains(&"--q8_0"),
+            quantised: words.contains(&"--q8_0"),
+            only: names.copied().next(),
+        }
+    }
+}
+
+/// Runs the measures; the short form does everything once, at a small shape.
+pub(crate) fn shapes(long: bool, options: Shapes<'_>) {
+    let Shapes {
+        large,
+        base: base_only,
+        quantised,
+        only,
+    } = options;
     let measure = |name: &str, expected: usize, work: &mut dyn FnMut() -> usize| {
         if only.is_none_or(|only| name.starts_with(only)) {
             measure(long, name, expected, work);
         }
     };
     let folder = tempfile::tempdir().unwrap();
-    write_model(folder.path(), if long { SMOLLM2 } else { SMALL });
-    let base = Base::load(folder.path(), 2).unwrap();
+    let shape = match (long, large) {
+        (false, _) => SMALL,
+        (true, false) => SMOLLM2,
+        (true, true) => LARGE,
+    };
+    write_model(folder.path(), shape);
+    let mut base = Base::load(folder.path(), 2).unwrap();
+    if quantised {
+        base = base.sampling_quantised();
+    }
     let mut trainer = Trainer::new(&base, LoraSpec::new(32, 1)).unwrap();
     let mut rng = Rng::new(1);
     let mut tokens = |count: usize| -> Vec<u32> {
@@ -44,6 +83,9 @@ pub(crate) fn shapes(long: bool, only: Option<&str>) {
                 tasks::datum(&tokens[..1], &tokens[1..], 0.0)
             })
             .collect();
+        if base_only {
+            continue;
+        }
         let name = format!("training {sequences} x {length}");
         measure(&name, sequences * length, &mut || {
             let output = trainer.forward_backward(&data, &Loss::CrossEntropy);
@@ -52,26 +94,32 @@ pub(crate) fn shapes(long: bool, only: Option<&str>) {
             data.iter().map(|datum| datum.logprobs.len()).sum()
         });
     }
-    let adapter = trainer.adapter();
+    let adapter = (!base_only).then(|| trainer.adapter());
+    let grow = |request, samples| grow(&base, adapter.as_ref(), request, samples);
     let prompt = tokens(512 / scale);
     let read = prompt.len();
     measure("prefill", read, &mut || {
-        grow(&base, &adapter, SampleRequest::new(prompt.clone(), 1), 1) - 1 + read
+        grow(SampleRequest::new(prompt.clone(), 1), 1) - 1 + read
     });
     for samples in [1, 16, 64] {
         let length = 32 / scale;
         let request = SampleRequest::new(tokens(16), length);
         measure(&format!("decode {samples}"), samples * length, &mut || {
-            grow(&base, &adapter, request.clone(), samples)
+            grow(request.clone(), samples)
         });
     }
     println!("peak memory: {} MB", peak_memory() >> 20);
 }
 
 /// Samples, and counts the tokens.
-fn grow(base: &Base, adapter: &Arc<Adapter>, mut request: SampleRequest, samples: usize) -> usize {
+fn grow(
+    base: &Base,
+    adapter: Option<&Arc<Adapter>>,
+    mut request: SampleRequest,
+    samples: usize,
+) -> usize {
     request.num_samples = samples;
-    let outputs = sample_all(base, Some(adapter), &[request]);
+    let outputs = sample_all(base, adapter, &[request]);
     let sequences = outputs.iter().flat_map(|output| &output.sequences);
     sequences.map(|sequence| sequence.tokens.len()).sum()
 }
