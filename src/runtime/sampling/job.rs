@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::dispatch::{Dispatcher, Flight, Post};
 use super::progress::Ticket;
 use super::sampler::{Sampler, Settings};
-use crate::error::{Error, Result};
+use crate::error::{Effect, Error, Result};
 use crate::runtime::calls::AttemptError;
 use crate::runtime::futures::{Accepted, Outcome, Poller, Watch};
 use crate::runtime::pending::{Promise, Status};
@@ -38,6 +38,8 @@ pub(crate) struct Job {
     /// Submissions in a row that the service did not take.
     pub(super) refusals: u32,
     pub(super) refused_since: Option<Instant>,
+    /// What is known of the submissions that were given up.
+    pub(super) effect: Effect,
 }
 
 /// What became of a submission.
@@ -136,6 +138,7 @@ impl Job {
 
     /// The submission may or may not have arrived: the same number again, so that it counts once.
     fn again(mut self: Box<Self>, error: Error, flight: Option<Flight>) {
+        self.effect = self.effect.and(error.effect());
         let now = self.sampler.now();
         let since = *self.refused_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= self.sampler.room.results.patience() {
@@ -259,6 +262,7 @@ impl Job {
 
     /// Submits the sample again, as a new request.
     fn retry(mut self: Box<Self>, error: Error, flight: Option<Flight>) {
+        self.effect = self.effect.and(error.effect());
         if self.status.is_cancelled() || matches!(error, Error::Closed(_)) || !self.settings.retries
         {
             return self.fail(error);
@@ -287,7 +291,9 @@ impl Job {
     fn fail(self, error: Error) {
         self.sampler.progress.failed();
         drop(self.ticket);
-        let error = error.for_request("sample").for_idempotent();
+        let effect = self.effect.and(error.effect());
+        let error = error.for_request("sample").with_effect(effect);
+        let error = error.for_idempotent();
         self.promise.resolve(Err(error));
     }
 }

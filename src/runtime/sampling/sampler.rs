@@ -9,7 +9,7 @@ use super::backoff::Backoff;
 use super::job::Job;
 use super::progress::Progress;
 use super::room::Sampling;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::futures::Poller;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
@@ -119,6 +119,7 @@ impl Sampler {
             attempts: 0,
             refusals: 0,
             refused_since: None,
+            effect: Effect::None,
         });
         let dispatcher = self.room.dispatcher(&self.backoff)?;
         let lane = *self.lane.get_or_init(|| dispatcher.add_lane());

@@ -101,6 +101,28 @@ fn effect_a_sample_may_be_submitted_again_whatever_became_of_it() {
 }
 
 #[test]
+fn effect_a_refusal_does_not_hide_that_a_sample_may_have_been_taken_before() {
+    #[track_caller]
+    fn check(route: &str, first: Reply, expected: Effect) {
+        let fake = Fake::start();
+        let sampler = fake.sampler();
+        if route == "retrieve_future" {
+            fake.reply("asample", Reply::json(&json!({"request_id": "1"})));
+        }
+        fake.reply(route, first);
+        fake.reply("asample", status(422));
+        let error = super::sample(&sampler).unwrap_err();
+        assert_eq!(error.status(), Some(422), "{error}");
+        assert_eq!(error.effect(), expected, "{error}");
+        assert_eq!(fake.bodies("asample").len(), 2);
+    }
+    check("asample", Reply::hang_up(), Effect::Unknown);
+    check("asample", status(503), Effect::Unknown);
+    check("asample", status(429), Effect::None);
+    check("retrieve_future", status(410), Effect::Accepted);
+}
+
+#[test]
 fn effect_an_operation_is_taken_up_again_by_its_request_id() {
     let fake = Fake::start();
     let training = fake.training();
