@@ -17,10 +17,11 @@ use serde_json::Value;
 use super::trouble::{Cut, Dice, Trouble};
 use crate::support::proto;
 
-/// A request for training, and what became of it.
+/// A request for training or for a sample, and what became of it.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) endpoint: String,
+    /// Or the sampling session.
     pub(super) model: String,
     pub(super) seq: u64,
     pub(super) body: Vec<u8>,
@@ -302,6 +303,11 @@ impl Shared {
                 let body: Value = serde_json::from_slice(&request.body).unwrap();
                 let model = body["model_id"].as_str().unwrap().to_owned();
                 (model, body["seq_id"].as_u64().unwrap())
+            }
+            "asample" => {
+                let body: Value = serde_json::from_slice(&request.body).unwrap();
+                let session = body["sampling_session_id"].as_str().unwrap();
+                (session.to_owned(), 0)
             }
             _ => return,
         };

@@ -164,11 +164,14 @@ fn check(front: &Front, there: &BTreeSet<String>, report: &Value) {
     assert_eq!(model::violations(&record), [""; 0]);
     let calm = LocalServer::builder().start().unwrap();
     let (mut steps, mut errors) = (0, 0);
-    for (worker, run) in report["trainers"].as_array().unwrap().iter().enumerate() {
+    let [trainers, samplers] = ["trainers", "samplers"].map(|who| report[who].as_array().unwrap());
+    for run in trainers.iter().chain(samplers) {
         for error in run["errors"].as_array().unwrap() {
             assert!(model::is_true(&record, there, error), "{error}");
             errors += 1;
         }
+    }
+    for (worker, run) in trainers.iter().enumerate() {
         let mut undisturbed = Trainer::new(worker, &calm.base_url());
         for (step, loss) in run["losses"].as_array().unwrap().iter().enumerate() {
             undisturbed.step();
@@ -181,28 +184,25 @@ fn check(front: &Front, there: &BTreeSet<String>, report: &Value) {
             steps += 1;
         }
     }
-    let samples = report["samples"].as_array().unwrap();
     let stop = AtomicBool::new(false);
-    for drawn in samples {
-        let drawn = drawn.as_array().unwrap();
+    let mut samples = 0;
+    for run in samplers {
+        let drawn = run["drawn"].as_array().unwrap();
         assert!(!drawn.is_empty(), "a sampler drew nothing");
         // A few of each do: every one was drawn alone.
         let first = drawn[0][0].as_i64().unwrap();
         let count = std::cell::Cell::new(0);
         stop.store(false, Ordering::SeqCst);
-        let again = work::sample(&calm.base_url(), first, &stop, || {
+        let (again, _) = work::sample(&calm.base_url(), first, &stop, || {
             count.set(count.get() + 1);
             stop.store(count.get() == drawn.len().min(50), Ordering::SeqCst);
         });
         assert_eq!(again, drawn[..again.len()]);
+        samples += drawn.len();
     }
-    let drawn: usize = samples
-        .iter()
-        .map(|one| one.as_array().unwrap().len())
-        .sum();
     let listings = &report["listings"];
     say(&format!(
-        "{steps} steps, {drawn} samples, {listings} listings, {errors} errors"
+        "{steps} steps, {samples} samples, {listings} listings, {errors} errors"
     ));
     assert!(listings.as_u64() > Some(0));
 }

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
@@ -148,12 +149,17 @@ pub(super) fn run() {
         json!({"losses": trainer.losses, "errors": trainer.errors,
             "kept": trainer.kept, "deleted": trainer.deleted})
     };
+    let sample = |worker| {
+        let first = worker as i64 * 1_000_000;
+        let (drawn, errors) = work::sample(url(worker), first, stop, || ());
+        json!({"drawn": drawn, "errors": errors})
+    };
     let report = std::thread::scope(|scope| {
         let trainers: Vec<_> = (0..TRAINERS)
             .map(|n| scope.spawn(move || train(n)))
             .collect();
         let samplers: Vec<_> = (1..=SAMPLERS)
-            .map(|n| scope.spawn(move || work::sample(url(n), n as i64 * 1_000_000, stop, || ())))
+            .map(|n| scope.spawn(move || sample(n)))
             .collect();
         let lister = scope.spawn(|| work::list(url(0), stop));
         for line in std::io::stdin().lines() {
@@ -163,15 +169,12 @@ pub(super) fn run() {
             }
         }
         stop.store(true, Ordering::SeqCst);
-        let trainers: Vec<Value> = trainers
-            .into_iter()
-            .map(|one| one.join().unwrap())
-            .collect();
-        let samples: Vec<_> = samplers
-            .into_iter()
-            .map(|one| one.join().unwrap())
-            .collect();
-        json!({"trainers": trainers, "samples": samples, "listings": lister.join().unwrap()})
+        let all = |workers: Vec<ScopedJoinHandle<'_, Value>>| -> Vec<Value> {
+            let ended = workers.into_iter().map(|one| one.join().unwrap());
+            ended.collect()
+        };
+        json!({"trainers": all(trainers), "samplers": all(samplers),
+            "listings": lister.join().unwrap()})
     });
     std::fs::write(std::env::var(REPORT).unwrap(), report.to_string()).unwrap();
 }

@@ -168,10 +168,8 @@ impl Trainer {
     }
 
     fn recover(&mut self, endpoint: &str, mark: &[u8], error: &Error) {
-        self.errors
-            .push(json!({"model": self.training.model_id().to_string(),
-            "endpoint": endpoint, "mark": mark, "effect": format!("{:?}", error.effect()),
-            "text": error.to_string()}));
+        let model = self.training.model_id().to_string();
+        self.errors.push(report(&model, endpoint, mark, error));
         (self.service, self.training) = match &self.saved {
             Some((step, path)) => {
                 self.losses.truncate(*step);
@@ -187,15 +185,20 @@ impl Trainer {
     }
 }
 
-/// Draws sample after sample, each with a seed of its own.
-pub(super) fn sample(url: &str, first: i64, stop: &AtomicBool, every: impl Fn()) -> Vec<Value> {
+/// Draws sample after sample, each with a seed of its own: what was drawn, and the errors.
+pub(super) fn sample(
+    url: &str,
+    first: i64,
+    stop: &AtomicBool,
+    every: impl Fn(),
+) -> (Vec<Value>, Vec<Value>) {
     let begin = || {
         let create =
             |service: &ServiceClient| service.create_sampling_client(&base_model(service)?);
         insist(url, create).1
     };
     let mut sampler = begin();
-    let mut drawn = Vec::new();
+    let (mut drawn, mut errors) = (Vec::new(), Vec::new());
     let mut seed = first;
     while !stop.load(Ordering::SeqCst) {
         let prompt = ModelInput::from_ints(vec![104, 101, 97 + (seed % 26) as i32]);
@@ -208,11 +211,22 @@ pub(super) fn sample(url: &str, first: i64, stop: &AtomicBool, every: impl Fn())
                 seed += 1;
             }
             // A server that was killed knows its old sessions no more.
-            Err(_) => sampler = begin(),
+            Err(error) => {
+                let mark = format!("\"seed\":{seed}");
+                let session = sampler.sampling_session_id().to_string();
+                errors.push(report(&session, "asample", mark.as_bytes(), &error));
+                sampler = begin();
+            }
         }
         every();
     }
-    drawn
+    (drawn, errors)
+}
+
+/// What an error says, and the bytes by which its request is known.
+fn report(model: &str, endpoint: &str, mark: &[u8], error: &Error) -> Value {
+    json!({"model": model, "endpoint": endpoint, "mark": mark,
+        "effect": format!("{:?}", error.effect()), "text": error.to_string()})
 }
 
 /// Lists runs and checkpoints, page by page; how often it got through.
