@@ -167,16 +167,15 @@ impl<'de> Deserialize<'de> for Stop {
     }
 }
 
-/// A list of one, which every server understands: SkyRL 0.3.0 refuses a text by itself.
 impl From<&str> for Stop {
     fn from(text: &str) -> Self {
-        Self::from(text.to_owned())
+        Self::Text(text.to_owned())
     }
 }
 
 impl From<String> for Stop {
     fn from(text: String) -> Self {
-        Self::Texts(vec![text])
+        Self::Text(text)
     }
 }
 

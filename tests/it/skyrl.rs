@@ -328,7 +328,7 @@ fn save_and_resume(service: &ServiceClient, training: &TrainingClient) -> String
 fn sample(service: &ServiceClient, training: &TrainingClient) {
     let prompt = ModelInput::from_ints("the ".bytes().map(i32::from).collect::<Vec<_>>());
     let draw = |sampler: &SamplingClient| {
-        let params = SamplingParams::max_tokens(4).with_seed(1).with_stop("!");
+        let params = SamplingParams::max_tokens(4).with_seed(1).with_stop(["!"]);
         let options = SampleOptions::from(params).with_num_samples(2);
         let response = sampler.sample(&prompt, options).unwrap();
         let sequences = response.sequences.iter();
