@@ -23,11 +23,11 @@ fn piece_of(numbers: usize, width: usize) -> usize {
 /// Runs `work` over pieces of both slices, cut alike and at whole rows of `width`.
 ///
 /// Each row is worked on alone, so the cut does not show in the result.
-pub(crate) fn by_rows(
+pub(crate) fn by_rows<T: Send>(
     width: usize,
     from: &[f32],
-    to: &mut [f32],
-    work: impl Fn(&[f32], &mut [f32]) + Sync,
+    to: &mut [T],
+    work: impl Fn(&[f32], &mut [T]) + Sync,
 ) {
     if to.len() < PARALLEL_FROM || rayon::current_num_threads() == 1 {
         return work(from, to);
@@ -333,7 +333,7 @@ pub(crate) fn largest(values: &[f32]) -> f32 {
 
 /// The sum, in lanes so that it vectorises.
 #[inline(always)]
-fn sum(values: &[f32]) -> f32 {
+pub(crate) fn sum(values: &[f32]) -> f32 {
     let (lanes, tail) = values.as_chunks::<16>();
     let mut sums = [0.0f32; 16];
     for values in lanes {

@@ -1,7 +1,7 @@
 //! From logits to a token.
 
 use super::gemm::vectorised;
-use super::ops::{exp, largest};
+use super::ops::{exp, largest, sum};
 use super::rng::Rng;
 
 /// Draws tokens at a temperature, among the likeliest.
@@ -12,8 +12,19 @@ pub(crate) struct Picker {
     top_p: f64,
 }
 
-/// Tokens that may be drawn and their unnormalised probabilities: room to be used again.
-pub(crate) type Candidates = Vec<(u32, f32)>;
+/// Tokens whose probabilities are added up at a time.
+const BLOCK: usize = 256;
+
+/// Tokens that may be drawn: room to be used again.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    /// The unnormalised probability of every token.
+    weights: Vec<f32>,
+    /// Those of a block of tokens together.
+    blocks: Vec<f64>,
+    /// The tokens that are left after narrowing, with theirs.
+    few: Vec<(u32, f32)>,
+}
 
 impl Picker {
     /// A temperature of 0 always takes the likeliest token.
@@ -27,33 +38,55 @@ impl Picker {
 
     /// Draws one token; of equal logits the lower id comes first.
     pub(crate) fn pick(&self, logits: &[f32], rng: &mut Rng, candidates: &mut Candidates) -> u32 {
+        let peak = vectorised(|| largest(logits));
         if self.temperature == 0.0 {
-            return likeliest(logits);
+            let likeliest = logits.iter().position(|logit| *logit == peak);
+            return likeliest.unwrap_or(0) as u32;
         }
-        let peak = largest(logits);
+        let Candidates {
+            weights,
+            blocks,
+            few,
+        } = candidates;
+        weights.resize(logits.len(), 0.0);
         let scale = (1.0 / self.temperature) as f32;
-        candidates.clear();
         vectorised(|| {
-            let weights = logits.iter().map(|logit| exp((logit - peak) * scale));
-            candidates.extend((0..).zip(weights));
+            for (weight, logit) in weights.iter_mut().zip(logits) {
+                *weight = exp((logit - peak) * scale);
+            }
         });
-        self.narrow(candidates);
-        let mut left = rng.unit() * total(candidates);
-        for (token, weight) in candidates {
-            left -= f64::from(*weight);
-            if left < 0.0 {
-                return *token;
+        match self.narrows(weights.len()) {
+            true => {
+                few.clear();
+                few.extend((0..).zip(weights.iter().copied()));
+                self.narrow(few);
+                draw(rng.unit() * total(few), few.iter().copied())
+            }
+            false => {
+                blocks.clear();
+                let sums = weights.chunks(BLOCK).map(|block| f64::from(sum(block)));
+                vectorised(|| blocks.extend(sums));
+                let mut left = rng.unit() * blocks.iter().sum::<f64>();
+                let ends = |sum: &f64| {
+                    let here = left < *sum;
+                    left -= if here { 0.0 } else { *sum };
+                    here
+                };
+                let block = blocks.iter().position(ends).unwrap_or(blocks.len() - 1);
+                let tokens = block * BLOCK..weights.len().min((block + 1) * BLOCK);
+                draw(left, tokens.map(|token| (token as u32, weights[token])))
             }
         }
-        likeliest(logits)
+    }
+
+    /// Whether top-k or top-p exclude any of so many tokens.
+    fn narrows(&self, tokens: usize) -> bool {
+        self.top_k.is_some_and(|k| k < tokens) || self.top_p < 1.0
     }
 
     /// Drops what top-k and top-p exclude.
-    fn narrow(&self, candidates: &mut Candidates) {
+    fn narrow(&self, candidates: &mut Vec<(u32, f32)>) {
         let k = self.top_k.unwrap_or(usize::MAX);
-        if k >= candidates.len() && self.top_p >= 1.0 {
-            return;
-        }
         let better = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if k < candidates.len() {
             candidates.select_nth_unstable_by(k, better);
@@ -89,7 +122,23 @@ impl Picker {
     }
 }
 
-fn total(candidates: &Candidates) -> f64 {
+/// The token at which the probabilities reach `left`; the likeliest if they fall short of it by what
+/// was rounded.
+fn draw(mut left: f64, tokens: impl Iterator<Item = (u32, f32)>) -> u32 {
+    let mut best = (0, 0.0);
+    for (token, weight) in tokens {
+        left -= f64::from(weight);
+        if left < 0.0 {
+            return token;
+        }
+        if weight > best.1 {
+            best = (token, weight);
+        }
+    }
+    best.0
+}
+
+fn total(candidates: &[(u32, f32)]) -> f64 {
     candidates
         .iter()
         .map(|(_, weight)| f64::from(*weight))
@@ -114,16 +163,6 @@ pub(crate) fn top(logits: &[f32], total: f32, k: usize) -> Vec<(u32, f32)> {
         .collect()
 }
 
-fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = token;
-        }
-    }
-    best as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,7 +172,7 @@ mod tests {
     #[track_caller]
     fn check(temperature: f64, top_k: Option<usize>, top_p: f64, expected: &[u32]) {
         let picker = Picker::new(temperature, top_k, top_p);
-        let (mut rng, mut room) = (Rng::new(3), Candidates::new());
+        let (mut rng, mut room) = (Rng::new(3), Candidates::default());
         let mut seen: Vec<u32> = (0..2000)
             .map(|_| picker.pick(&LOGITS, &mut rng, &mut room))
             .collect();
@@ -156,7 +195,7 @@ mod tests {
     #[test]
     fn draws_follow_the_probabilities() {
         let picker = Picker::new(0.5, None, 1.0);
-        let (mut rng, mut room) = (Rng::new(5), Candidates::new());
+        let (mut rng, mut room) = (Rng::new(5), Candidates::default());
         let draws = 20_000;
         let hits = (0..draws)
             .filter(|_| picker.pick(&[0.0, 1.0], &mut rng, &mut room) == 1)

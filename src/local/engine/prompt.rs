@@ -251,7 +251,7 @@ impl PromptReport {
         let targets = request.target_prompt_logprobs.as_ref();
         Self {
             picker: Picker::new(request.temperature, None, 1.0),
-            candidates: Candidates::new(),
+            candidates: Candidates::default(),
             rng: Rng::stream(seed, u64::MAX),
             output: SampleOutput {
                 sequences: Vec::new(),

@@ -187,7 +187,7 @@ impl<'a> Batch<'a> {
             sequences.filter(|one| one.first.is_some()).collect();
         fresh
             .par_iter_mut()
-            .for_each_init(Candidates::new, |candidates, one| one.begin(candidates));
+            .for_each_init(Candidates::default, |candidates, one| one.begin(candidates));
     }
 
     /// Whether the next sample of a request may begin.
@@ -413,7 +413,7 @@ fn grow(net: &Net<'_>, sequences: &mut [Growing<'_>], scratch: &mut Scratch) {
     // A token is drawn from the whole vocabulary: with a large one that is work.
     match vocab * sequences.len() < ACCEPT_TOGETHER {
         true => {
-            let mut candidates = Candidates::new();
+            let mut candidates = Candidates::default();
             for (one, logits) in sequences.iter_mut().zip(logits.chunks_exact(vocab)) {
                 one.hear(logits, &mut candidates);
             }
@@ -421,7 +421,7 @@ fn grow(net: &Net<'_>, sequences: &mut [Growing<'_>], scratch: &mut Scratch) {
         false => sequences
             .par_iter_mut()
             .zip(logits.par_chunks_exact(vocab))
-            .for_each_init(Candidates::new, |candidates, (one, logits)| {
+            .for_each_init(Candidates::default, |candidates, (one, logits)| {
                 one.hear(logits, candidates);
             }),
     }
