@@ -27,6 +27,7 @@
 mod adjust;
 mod assemble;
 mod attention;
+mod awake;
 mod batch;
 pub(crate) mod builtin;
 mod checkpoint;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use super::awake::Awake;
 use super::config::Config;
 use super::linear::Linear;
 use super::lora::{Adapter, Merged};
@@ -295,7 +296,11 @@ impl Base {
 
     /// Runs `work` on the pool and waits for it.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.inner.threads.0.install(work)
+        let large = self.weights().len() > Merged::LIMIT;
+        self.inner.threads.0.install(|| {
+            let _awake = large.then(Awake::new);
+            work()
+        })
     }
 
     /// Lends recycled buffers to `work`: fresh pages would cost more than the arithmetic.
