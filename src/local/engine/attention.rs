@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::config::Config;
-use super::gemm::{View, accumulate, dot, vectorised};
+use super::gemm::{DEPTH, View, accumulate, dot, vectorised};
 use super::linear::add;
 use super::ops::softmax;
 use super::scratch::Scratch;
@@ -100,6 +100,13 @@ impl Stretch {
         let len = self.len;
         (0..parts).map(move |part| end(part).min(len)..end(part + 1).min(len))
     }
+}
+
+/// Cuts the keys of a sequence into runs whose values are added up before they are added to those of
+/// other runs, as [`accumulate`] does in [`forward`].
+pub(crate) fn runs(keys: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let all = keys.start / DEPTH..keys.end.div_ceil(DEPTH);
+    all.map(move |run| keys.start.max(run * DEPTH)..keys.end.min((run + 1) * DEPTH))
 }
 
 /// Each sequence attends to its own past. The stretches' queries are the rows of `q`, in order.
@@ -282,8 +289,9 @@ impl Part {
         (0..shape.group()).flat_map(move |head| {
             self.rows.clone().step_by(BLOCK).map(move |first| {
                 let last = self.rows.end.min(first + BLOCK);
-                // Keys that even the first query no longer sees.
+                // Keys that even the first query no longer sees, in whole runs.
                 let forgotten = (self.past + first + 1).saturating_sub(shape.window);
+                let forgotten = forgotten / DEPTH * DEPTH;
                 Block {
                     kv_head: self.kv_head,
                     head,

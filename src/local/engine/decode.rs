@@ -6,11 +6,11 @@ use rayon::prelude::*;
 
 use super::attention::{self, Heads, Stretch};
 use super::config::Config;
-use super::gemm::Rows;
+use super::gemm::{Rows, View};
 use super::linear::{add, forward_all};
 use super::model::{Net, Projection};
 use super::ops::{rms_norm, softmax};
-use super::pages::Table;
+use super::pages::{PAGE, Table};
 use super::pass::{self, Rotations};
 use super::scratch::Scratch;
 
@@ -229,6 +229,9 @@ impl Step<'_> {
 }
 
 /// The attention of a table's next row, which this layer has already, over all rows before it.
+///
+/// Every number is added up in the order of [`attention::forward`], so that a token gets the same,
+/// to the last bit, whether it was sampled or is trained on.
 fn look_back(
     config: &Config,
     window: Option<usize>,
@@ -242,33 +245,38 @@ fn look_back(
     let group = config.heads / config.kv_heads;
     let rows = table.rows() + 1;
     let seen = rows.saturating_sub(window.unwrap_or(usize::MAX))..rows;
-    let total = seen.len();
-    scores.resize(group * total, 0.0);
+    let first = seen.start / PAGE * PAGE;
+    let width = rows.next_multiple_of(PAGE) - first;
+    scores.resize(group * (width + dim), 0.0);
+    let (scores, sums) = scores.split_at_mut(group * width);
     // The heads of a group share their keys and values.
     let groups = q
         .chunks_exact(group * dim)
         .zip(out.chunks_exact_mut(group * dim));
     for (index, (q, out)) in groups.enumerate() {
-        let start = index * dim;
-        let mut first = 0;
-        for stretch in table.stretches(layer, seen.clone()) {
-            stretch.scores(q, dim, start, &mut scores[first..], total);
-            first += stretch.len();
+        let queries = View::new(q, group, dim);
+        scores.fill(0.0);
+        for page in table.stretches(layer, seen.clone()) {
+            let scores = &mut scores[page.first() - first..];
+            page.add_scores(queries, index * dim, scores, width);
         }
-        for (scores, out) in scores
-            .chunks_exact_mut(total)
-            .zip(out.chunks_exact_mut(dim))
-        {
-            let scale = config.query_scale;
-            scores.iter_mut().for_each(|score| *score *= scale);
+        for scores in scores.chunks_exact_mut(width) {
+            let scores = &mut scores[seen.start - first..rows - first];
+            scores
+                .iter_mut()
+                .for_each(|score| *score *= config.query_scale);
             softmax(scores);
-            out.fill(0.0);
-            let mut first = 0;
-            for stretch in table.stretches(layer, seen.clone()) {
-                let weights = &scores[first..first + stretch.len()];
-                stretch.add_values(weights, start, out);
-                first += stretch.len();
+        }
+        out.fill(0.0);
+        for part in attention::runs(seen.clone()) {
+            sums.fill(0.0);
+            for page in table.stretches(layer, part) {
+                let rows = page.rows();
+                let weights = &scores[page.first() + rows.start - first..];
+                let weights = View::strided(weights, group, rows.len(), width);
+                page.add_values(weights, index * dim, dim, sums);
             }
+            add(out, sums);
         }
     }
 }

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 
-use super::gemm::{add_weighted, add_weighted_bf16, dots, dots_bf16, vectorised};
+use super::gemm::{View, add_rows, vectorised};
 use super::lora::Merged;
 use super::model::Weights;
+use super::quant::to_bf16;
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 32;
@@ -53,20 +54,6 @@ impl Precision {
             Self::Half => size_of::<bf16>(),
         }
     }
-}
-
-/// The nearest number in bf16, without a branch, so that loops over it vectorise.
-#[inline(always)]
-fn to_bf16(number: f32) -> u16 {
-    let bits = number.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
-    // What is no number stays none.
-    let kept = if number.is_nan() {
-        bits | 0x40_0000
-    } else {
-        rounded
-    };
-    (kept >> 16) as u16
 }
 
 /// Where pages come from, and how many there should be.
@@ -133,7 +120,8 @@ impl Pool {
     }
 }
 
-/// The keys and values of [`PAGE`] positions: per layer all keys, then all values, a row each.
+/// The keys and values of [`PAGE`] positions. Per layer it has all keys, turned, so that the same
+/// number of all of them is together, and then all values, a row each.
 #[derive(Debug)]
 pub(crate) struct Page {
     width: usize,
@@ -158,16 +146,36 @@ impl Page {
         })
     }
 
-    /// Where some rows of a layer's keys (part 0) or values (part 1) are.
-    fn place(&self, layer: usize, part: usize, rows: Range<usize>) -> Range<usize> {
-        let first = (2 * layer + part) * PAGE;
+    /// Where a layer's keys are.
+    fn keys(&self, layer: usize) -> Range<usize> {
+        let all = PAGE * self.width;
+        2 * layer * all..(2 * layer + 1) * all
+    }
+
+    /// Where some rows of a layer's values are.
+    fn values(&self, layer: usize, rows: Range<usize>) -> Range<usize> {
+        let first = (2 * layer + 1) * PAGE;
         (first + rows.start) * self.width..(first + rows.end) * self.width
     }
 
-    fn write(&mut self, place: Range<usize>, values: &[f32]) {
+    /// Writes some rows of a layer.
+    fn write(&mut self, layer: usize, rows: Range<usize>, keys: &[f32], values: &[f32]) {
+        let (width, own_keys, place) = (
+            self.width,
+            self.keys(layer),
+            self.values(layer, rows.clone()),
+        );
         match &mut self.numbers {
-            Numbers::Single(numbers) => numbers[place].copy_from_slice(values),
+            Numbers::Single(numbers) => {
+                turn(keys, width, |number, row, key| {
+                    numbers[own_keys.start + number * PAGE + rows.start + row] = key;
+                });
+                numbers[place].copy_from_slice(values);
+            }
             Numbers::Half(numbers) => {
+                turn(keys, width, |number, row, key| {
+                    numbers[own_keys.start + number * PAGE + rows.start + row] = to_bf16(key);
+                });
                 let numbers = &mut numbers[place];
                 vectorised(|| {
                     for (number, value) in numbers.iter_mut().zip(values) {
@@ -178,18 +186,43 @@ impl Page {
         }
     }
 
-    fn read(&self, place: Range<usize>, out: &mut [f32]) {
+    /// Reads some rows of a layer, widened.
+    fn read(&self, layer: usize, rows: Range<usize>, keys: &mut [f32], values: &mut [f32]) {
+        let (width, place) = (self.width, self.values(layer, rows.clone()));
+        let turned = self.keys(layer);
+        let numbers = |row: usize| turned.clone().skip(rows.start + row).step_by(PAGE);
+        let keys = keys.chunks_exact_mut(width).enumerate();
         match &self.numbers {
-            Numbers::Single(numbers) => out.copy_from_slice(&numbers[place]),
-            Numbers::Half(numbers) => {
-                let numbers = &numbers[place];
+            Numbers::Single(all) => {
+                for (row, keys) in keys {
+                    let keys = keys.iter_mut().zip(numbers(row));
+                    keys.for_each(|(key, place)| *key = all[place]);
+                }
+                values.copy_from_slice(&all[place]);
+            }
+            Numbers::Half(all) => {
+                let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+                for (row, keys) in keys {
+                    let keys = keys.iter_mut().zip(numbers(row));
+                    keys.for_each(|(key, place)| *key = widen(all[place]));
+                }
+                let numbers = &all[place];
                 vectorised(|| {
-                    for (out, number) in out.iter_mut().zip(numbers) {
-                        *out = f32::from_bits(u32::from(*number) << 16);
+                    for (out, number) in values.iter_mut().zip(numbers) {
+                        *out = widen(*number);
                     }
                 });
             }
         }
+    }
+}
+
+/// Visits the numbers of some keys by their number within the key, then by key.
+fn turn(keys: &[f32], width: usize, mut each: impl FnMut(usize, usize, f32)) {
+    for number in 0..width {
+        let keys = keys[number..].iter().step_by(width);
+        keys.enumerate()
+            .for_each(|(row, key)| each(number, row, *key));
     }
 }
 
@@ -203,45 +236,54 @@ impl Drop for Page {
 #[derive(Debug)]
 pub(crate) struct Stretch<'a> {
     page: &'a Page,
+    first: usize,
     layer: usize,
     rows: Range<usize>,
 }
 
 impl Stretch<'_> {
-    pub(crate) fn len(&self) -> usize {
-        self.rows.len()
+    /// The position of the page's first row.
+    pub(crate) fn first(&self) -> usize {
+        self.first
     }
 
-    /// The numbers of one head: `dim` of each row, from `start` on.
-    fn head(&self, part: usize, start: usize, dim: usize) -> Range<usize> {
-        let place = self.page.place(self.layer, part, self.rows.clone());
-        place.start + start..place.end - self.page.width + start + dim
+    /// Which of the page's rows.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
     }
 
-    /// The products of queries, `dim` wide, with the keys of the head at `start`.
-    pub(crate) fn scores(
-        &self,
-        q: &[f32],
-        dim: usize,
-        start: usize,
-        out: &mut [f32],
-        stride: usize,
-    ) {
-        let (place, width) = (self.head(0, start, dim), self.page.width);
+    /// Adds the products of queries, a row each, with all the page's keys, from some of their
+    /// numbers on. What is no key, or not yet, has a product too, which means nothing.
+    ///
+    /// Rows of the result begin `stride` apart.
+    pub(crate) fn add_scores(&self, q: View<'_>, start: usize, out: &mut [f32], stride: usize) {
+        let place = self.page.keys(self.layer);
+        let place = place.start + start * PAGE..place.end;
         match &self.page.numbers {
-            Numbers::Single(keys) => dots(q, dim, &keys[place], width, out, stride),
-            Numbers::Half(keys) => dots_bf16(q, dim, &keys[place], width, out, stride),
+            Numbers::Single(keys) => add_rows(q, &keys[place], PAGE, PAGE, out, stride),
+            Numbers::Half(keys) => add_rows(q, halves(&keys[place]), PAGE, PAGE, out, stride),
         }
     }
 
-    /// Adds the values of the head at `start`, each as often as its weight says.
-    pub(crate) fn add_values(&self, weights: &[f32], start: usize, out: &mut [f32]) {
-        let (place, width) = (self.head(1, start, out.len()), self.page.width);
+    /// Adds `dim` numbers of the values from `start` on, each as often as its weight says, to dense
+    /// rows.
+    pub(crate) fn add_values(&self, weights: View<'_>, start: usize, dim: usize, out: &mut [f32]) {
+        let (place, width) = (
+            self.page.values(self.layer, self.rows.clone()),
+            self.page.width,
+        );
+        let place = place.start + start..place.end;
         match &self.page.numbers {
-            Numbers::Single(values) => add_weighted(weights, &values[place], width, out),
-            Numbers::Half(values) => add_weighted_bf16(weights, &values[place], width, out),
+            Numbers::Single(values) => add_rows(weights, &values[place], width, dim, out, dim),
+            Numbers::Half(values) => {
+                add_rows(weights, halves(&values[place]), width, dim, out, dim);
+            }
         }
     }
+}
+
+fn halves(numbers: &[u16]) -> &[[u8; 2]] {
+    bytemuck::cast_slice(numbers)
 }
 
 /// The pages of one sequence. A clone shares them, and copies what it writes to.
@@ -301,10 +343,7 @@ impl Table {
             let from = (page * PAGE + rows.start - self.rows) * width;
             let range = from..from + rows.len() * width;
             let page = Arc::get_mut(&mut self.pages[page]).expect("room was made before writing");
-            for (part, numbers) in [keys, values].into_iter().enumerate() {
-                let place = page.place(layer, part, rows.clone());
-                page.write(place, &numbers[range.clone()]);
-            }
+            page.write(layer, rows, &keys[range.clone()], &values[range]);
         }
     }
 
@@ -329,8 +368,7 @@ impl Table {
         for (page, rows) in spans(0..rows) {
             let page = &self.pages[page];
             let to = from + rows.len() * page.width;
-            page.read(page.place(layer, 0, rows.clone()), &mut keys[from..to]);
-            page.read(page.place(layer, 1, rows), &mut values[from..to]);
+            page.read(layer, rows, &mut keys[from..to], &mut values[from..to]);
             from = to;
         }
     }
@@ -343,6 +381,7 @@ impl Table {
     ) -> impl Iterator<Item = Stretch<'_>> {
         spans(rows).map(move |(page, rows)| Stretch {
             page: &self.pages[page],
+            first: page * PAGE,
             layer,
             rows,
         })

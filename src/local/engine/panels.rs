@@ -7,9 +7,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::gemm::{Factors, Rows, View, Weight, accumulate, project, widen};
+use super::gemm::{
+    Factors, Multiply, Rows, View, Weight, accumulate, project, short_products, shorten,
+    vectorised, widen,
+};
 use super::linear::{Lora, Slot};
 use super::matrix::Matrix;
+use super::ops::by_rows;
+use super::quant::to_bf16;
 
 /// Outputs that one task of a product handles, at most.
 const PANEL: usize = 64;
@@ -34,7 +39,7 @@ const AT_HAND: usize = 8;
 const DEPTH: usize = 1024;
 
 /// Products smaller than this are not worth waking another thread.
-const PARALLEL_FROM: usize = 1 << 19;
+const PARALLEL_FROM: usize = 1 << 17;
 
 /// A matrix, its low-rank correction, and where its product with the rows goes.
 #[derive(Debug)]
@@ -48,6 +53,7 @@ pub(crate) struct Product<'a> {
 /// together, because waking a thread may take longer than one of them.
 pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Rows) {
     let weights: usize = products.iter().map(|one| one.w.len()).sum();
+    let left = Left::new(x, products.iter().map(|one| one.w));
     let mut panels = Vec::new();
     for Product { w, lora, y } in products {
         let hidden = lora.map_or_else(Vec::new, |lora| hidden(lora, x, n, rows));
@@ -58,7 +64,7 @@ pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Row
             panels.push(Panel {
                 w,
                 more,
-                x,
+                left: &left,
                 inner,
                 first,
                 rows,
@@ -69,16 +75,58 @@ pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Row
     match n * weights < PARALLEL_FROM {
         true => panels
             .iter_mut()
-            .for_each(|panel| panel.run(&mut Vec::new())),
+            .for_each(|panel| panel.run(&mut Widened::default())),
         false => {
             // So that each thread gets a part of every matrix.
             panels.sort_by_key(|panel| panel.first);
             let least = panels.len() / rayon::current_num_threads();
             let least = if n <= FUSED_ROWS { least.max(1) } else { 1 };
             let panels = panels.into_par_iter().with_min_len(least);
-            panels.for_each_init(Vec::new, |scratch, mut panel| panel.run(scratch));
+            panels.for_each_init(Widened::default, |scratch, mut panel| panel.run(scratch));
         }
     }
+}
+
+/// The rows of a product.
+struct Left<'a> {
+    single: &'a [f32],
+    /// The same in bf16 for weights in bf16 or Q8_0, or nothing. Products of bf16 are exact and
+    /// added up in `f32`; it is the rows that are rounded, and those of samplers and trainers alike,
+    /// so that they agree.
+    half: Vec<[u8; 2]>,
+}
+
+impl<'a> Left<'a> {
+    fn new<'b>(x: &'a [f32], mut matrices: impl Iterator<Item = &'b Matrix>) -> Self {
+        let short = |w: &Matrix| w.as_bf16().is_some() || w.as_q8_0().is_some();
+        Self {
+            single: x,
+            half: match short_products() && matrices.any(short) {
+                true => halved(x),
+                false => Vec::new(),
+            },
+        }
+    }
+}
+
+/// Numbers in bf16.
+fn halved(x: &[f32]) -> Vec<[u8; 2]> {
+    let mut out = vec![[0; 2]; x.len()];
+    by_rows(1, x, &mut out, |x, out| {
+        vectorised(|| {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = to_bf16(*x).to_le_bytes();
+            }
+        });
+    });
+    out
+}
+
+/// Weights in the form that they are multiplied in: room to be used again.
+#[derive(Default)]
+struct Widened {
+    single: Vec<f32>,
+    half: Vec<[u8; 2]>,
 }
 
 /// Some outputs of a product.
@@ -86,7 +134,7 @@ struct Panel<'a> {
     w: &'a Matrix,
     /// The low-rank correction, and the rows after its first half.
     more: Arc<(Option<Lora<'a>>, Vec<f32>)>,
-    x: &'a [f32],
+    left: &'a Left<'a>,
     inner: usize,
     first: usize,
     rows: Rows,
@@ -94,27 +142,48 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    fn run(&mut self, scratch: &mut Vec<f32>) {
-        let (w, n) = (self.w, self.out.len());
+    fn run(&mut self, scratch: &mut Widened) {
+        let (w, n, inner) = (self.w, self.out.len(), self.inner);
         let outputs = self.first..self.first + self.out[0].len();
-        let fused = match n <= FUSED_ROWS {
-            true => (w.as_bf16(), w.as_q8_0().filter(|_| n <= FUSED_BLOCK_ROWS)),
-            false => (None, None),
-        };
+        let Left { single, half } = self.left;
+        let (bf16, q8_0) = (w.as_bf16(), w.as_q8_0());
         let step = if n <= FUSED_ROWS { AT_HAND } else { PANEL };
         for start in outputs.clone().step_by(step) {
             let some = start..outputs.end.min(start + step);
-            match fused {
-                (Some(data), _) => self.multiply(rows_in(data, &some, self.inner), some),
-                (_, Some(data)) => self.multiply(rows_in(data, &some, self.inner), some),
-                _ => self.multiply(block(w, some.clone(), 0..self.inner, scratch), some),
+            match (bf16, q8_0, half.is_empty()) {
+                (Some(data), _, false) => self.multiply(half, rows_in(data, &some, inner), some),
+                (_, Some(data), false) => {
+                    let data = rows_in(data, &some, inner);
+                    if n <= FUSED_BLOCK_ROWS {
+                        self.multiply(half, data, some);
+                    } else {
+                        scratch.half.resize(some.len() * inner, [0; 2]);
+                        shorten(data, &mut scratch.half);
+                        self.multiply(half, &scratch.half, some);
+                    }
+                }
+                (Some(data), _, _) if n <= FUSED_ROWS => {
+                    self.multiply(single, rows_in(data, &some, inner), some);
+                }
+                (_, Some(data), _) if n <= FUSED_BLOCK_ROWS => {
+                    self.multiply(single, rows_in(data, &some, inner), some);
+                }
+                _ => {
+                    let widened = block(w, some.clone(), 0..inner, &mut scratch.single);
+                    self.multiply(single, widened, some);
+                }
             }
         }
     }
 
     /// The products with some of its weights.
-    fn multiply<W: Weight>(&mut self, w: &[W], outputs: Range<usize>) {
-        let (x, inner) = (self.x, self.inner);
+    fn multiply<X: Weight, W: Weight + Multiply<X>>(
+        &mut self,
+        x: &[X],
+        w: &[W],
+        outputs: Range<usize>,
+    ) {
+        let inner = self.inner;
         let more = match &*self.more {
             (None, _) => Factors::NONE,
             (Some(lora), hidden) => Factors {

@@ -130,6 +130,20 @@ fn half_at(bytes: &[u8], at: usize) -> f32 {
     from_f16(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
 
+/// The nearest number in bf16, without a branch, so that loops over it vectorise.
+#[inline(always)]
+pub(crate) fn to_bf16(number: f32) -> u16 {
+    let bits = number.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    // What is no number stays none.
+    let kept = if number.is_nan() {
+        bits | 0x40_0000
+    } else {
+        rounded
+    };
+    (kept >> 16) as u16
+}
+
 /// A block of [`Dtype::Q8_0`]: a scale in half precision, then 32 signed bytes.
 pub(crate) type Q8Block = [u8; 34];
 

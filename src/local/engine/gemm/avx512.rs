@@ -6,15 +6,14 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Factors, View, Weight};
+use super::{DEPTH, Factors, View, Weight};
 use crate::local::engine::quant::Q8Block;
 
 const LANES: usize = 16;
 
-/// Most vectors side by side in a tile of [`accumulate`], and the rows of the right side it packs at
-/// a time: few enough to stay in the second cache.
+/// Most vectors side by side in a tile of [`accumulate`]: with [`DEPTH`] rows of them packed at a time
+/// they stay in the second cache.
 const MOST_VECTORS: usize = 4;
-const DEPTH: usize = 256;
 
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512f")
@@ -22,6 +21,11 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("f16c")
+}
+
+/// Whether it also multiplies numbers in bf16.
+pub(super) fn short_products() -> bool {
+    available() && is_x86_feature_detected!("avx512bf16")
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
@@ -106,11 +110,181 @@ fn mask(count: usize) -> u16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 
-/// See [`super::project`], which has checked all sizes.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn project<W: Weight>(
-    main: Factors<'_, W>,
-    more: Factors<'_, f32>,
+/// Rows of type `X` and weights that can be multiplied with them, some numbers at a time.
+pub(crate) trait Multiply<X>: Copy {
+    /// Numbers that one step takes of each.
+    const STEP: usize;
+    /// Whether it takes only what every processor with AVX-512 has.
+    const COMMON: bool = false;
+    /// Some weights of a row, and some numbers of the other side, ready to be multiplied.
+    type Weights: Copy;
+    type Numbers: Copy;
+
+    /// The next weights of a row from `at` on, a multiple of the step; of those beyond `left` the
+    /// products are 0.
+    ///
+    /// # Safety
+    ///
+    /// The processor has what it takes, and the row has `left` weights more.
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> Self::Weights;
+
+    /// The same of the other side.
+    ///
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn numbers(row: *const X, at: usize, left: usize) -> Self::Numbers;
+
+    /// Adds the products, in lanes.
+    ///
+    /// # Safety
+    ///
+    /// The processor has what it takes.
+    unsafe fn add(sum: __m512, x: Self::Numbers, w: Self::Weights) -> __m512;
+}
+
+/// Weights are widened.
+impl<W: Load> Multiply<f32> for W {
+    const STEP: usize = LANES;
+    const COMMON: bool = true;
+    type Weights = __m512;
+    type Numbers = __m512;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512 {
+        // SAFETY: as the caller promises; the mask ends with the row.
+        unsafe { Self::load(row, at, mask(left)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn numbers(row: *const f32, at: usize, left: usize) -> __m512 {
+        // SAFETY: as the caller promises; the mask ends with the row.
+        unsafe { f32::load(row, at, mask(left)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn add(sum: __m512, x: __m512, w: __m512) -> __m512 {
+        _mm512_fmadd_ps(x, w, sum)
+    }
+}
+
+/// Both in bf16: products are exact, and added up as `f32`.
+impl Multiply<[u8; 2]> for [u8; 2] {
+    const STEP: usize = 2 * LANES;
+    type Weights = __m512bh;
+    type Numbers = __m512bh;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512bh {
+        // SAFETY: as the caller promises.
+        unsafe { load_halves(row.add(at), left) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn numbers(row: *const Self, at: usize, left: usize) -> __m512bh {
+        // SAFETY: as the caller promises.
+        unsafe { load_halves(row.add(at), left) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add(sum: __m512, x: __m512bh, w: __m512bh) -> __m512 {
+        _mm512_dpbf16_ps(sum, x, w)
+    }
+}
+
+/// Up to 32 numbers in bf16; what is missing is 0.
+///
+/// # Safety
+///
+/// The processor has AVX-512 with bf16, and there are `left` numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn load_halves(row: *const [u8; 2], left: usize) -> __m512bh {
+    let mask = ((1u64 << left.min(2 * LANES)) - 1) as u32;
+    // SAFETY: as the caller promises, since the mask ends with the row; both types are 32 numbers
+    // of sixteen bits.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_maskz_loadu_epi16(mask, row.cast())) }
+}
+
+/// A block at a time, widened, and rounded to bf16: that is nearer than a block is to what it was
+/// made of.
+impl Multiply<[u8; 2]> for Q8Block {
+    const STEP: usize = 2 * LANES;
+    type Weights = __m512bh;
+    type Numbers = __m512bh;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,avx512bf16")]
+    unsafe fn weights(row: *const Self, at: usize, _: usize) -> __m512bh {
+        // SAFETY: as the caller promises; rows are whole blocks.
+        unsafe {
+            let low = Self::load(row, at, u16::MAX);
+            let high = Self::load(row, at + LANES, u16::MAX);
+            _mm512_cvtne2ps_pbh(high, low)
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn numbers(row: *const [u8; 2], at: usize, left: usize) -> __m512bh {
+        // SAFETY: as the caller promises.
+        unsafe { load_halves(row.add(at), left) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add(sum: __m512, x: __m512bh, w: __m512bh) -> __m512 {
+        _mm512_dpbf16_ps(sum, x, w)
+    }
+}
+
+/// See [`super::shorten`], which has checked all sizes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,avx512bf16")]
+pub(super) fn shorten(all: &[Q8Block], out: &mut [[u8; 2]]) {
+    for (block, out) in all.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0) {
+        // SAFETY: a block has 32 weights, as many as there are places of sixteen bits.
+        unsafe {
+            let weights = <Q8Block as Multiply<[u8; 2]>>::weights(block, 0, 2 * LANES);
+            let bits = std::mem::transmute::<__m512bh, __m512i>(weights);
+            _mm512_storeu_epi16(out.as_mut_ptr().cast(), bits);
+        }
+    }
+}
+
+/// See [`super::project`], which has checked all sizes and asked for [`available`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+pub(super) fn project<X: Weight, W: Weight + Multiply<X>>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    rows(main, more, first, out);
+}
+
+/// The same with [`short_products`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,avx512bf16")]
+pub(super) fn project_short<X: Weight, W: Weight + Multiply<X>>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
+    first: usize,
+    out: &mut [&mut [f32]],
+) {
+    rows(main, more, first, out);
+}
+
+/// All rows, some at a time. This and what it calls is always inlined, into functions that say what
+/// the processor has.
+#[inline(always)]
+fn rows<X: Weight, W: Weight + Multiply<X>>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
     first: usize,
     mut out: &mut [&mut [f32]],
 ) {
@@ -124,10 +298,10 @@ pub(super) fn project<W: Weight>(
         };
         let (now, later) = out.split_at_mut(count);
         match count {
-            6 => columns::<W, 6, 4>(main, more, done, first, now),
-            4 => columns::<W, 4, 4>(main, more, done, first, now),
-            2 => columns::<W, 2, 8>(main, more, done, first, now),
-            _ => columns::<W, 1, 1>(main, more, done, first, now),
+            6 => columns::<X, W, 6, 4>(main, more, done, first, now),
+            4 => columns::<X, W, 4, 4>(main, more, done, first, now),
+            2 => columns::<X, W, 2, 8>(main, more, done, first, now),
+            _ => columns::<X, W, 1, 4>(main, more, done, first, now),
         }
         done += count;
         out = later;
@@ -135,11 +309,10 @@ pub(super) fn project<W: Weight>(
 }
 
 /// `ROWS` rows from `row` on against all columns, `COLS` at a time.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn columns<W: Weight, const ROWS: usize, const COLS: usize>(
-    main: Factors<'_, W>,
-    more: Factors<'_, f32>,
+#[inline(always)]
+fn columns<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
     row: usize,
     first: usize,
     out: &mut [&mut [f32]],
@@ -147,93 +320,93 @@ fn columns<W: Weight, const ROWS: usize, const COLS: usize>(
     let count = main.columns();
     let mut col = 0;
     while col + COLS <= count {
-        tile::<W, ROWS, COLS>(main, more, row, col, first + col, out);
+        tile::<X, W, ROWS, COLS>(main, more, row, col, first + col, out);
         col += COLS;
     }
     while col < count {
-        tile::<W, ROWS, 1>(main, more, row, col, first + col, out);
+        tile::<X, W, ROWS, 1>(main, more, row, col, first + col, out);
         col += 1;
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn tile<W: Weight, const ROWS: usize, const COLS: usize>(
-    main: Factors<'_, W>,
-    more: Factors<'_, f32>,
+#[inline(always)]
+fn tile<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
     row: usize,
     col: usize,
     place: usize,
     out: &mut [&mut [f32]],
 ) {
-    let mut sums = [[_mm512_setzero_ps(); COLS]; ROWS];
-    add_products(&mut sums, main, row, col);
-    if more.inner > 0 {
-        add_products(&mut sums, more, row, col);
-    }
-    for (out, sums) in out.iter_mut().zip(&sums) {
-        let out = &mut out[place..place + COLS];
-        for (out, sums) in out.chunks_mut(4).zip(sums.chunks(4)) {
-            let mut four = [_mm512_setzero_ps(); 4];
-            four[..sums.len()].copy_from_slice(sums);
-            let total = add_lanes(four);
-            // SAFETY: the mask has as many lanes as there are places.
-            unsafe { _mm_mask_storeu_ps(out.as_mut_ptr(), mask(out.len()) as u8, total) };
+    // SAFETY: the processor has AVX-512, or nothing here would run; masks have as many lanes as
+    // there are places.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); COLS]; ROWS];
+        add_products(&mut sums, main, row, col);
+        if more.inner > 0 {
+            add_products(&mut sums, more, row, col);
+        }
+        for (out, sums) in out.iter_mut().zip(&sums) {
+            let out = &mut out[place..place + COLS];
+            for (out, sums) in out.chunks_mut(4).zip(sums.chunks(4)) {
+                let mut four = [_mm512_setzero_ps(); 4];
+                four[..sums.len()].copy_from_slice(sums);
+                let total = add_lanes(four);
+                _mm_mask_storeu_ps(out.as_mut_ptr(), mask(out.len()) as u8, total);
+            }
         }
     }
 }
 
-/// Always inlined, because the sums must stay in registers: hence no `target_feature`.
 #[inline(always)]
-fn add_products<W: Weight, const ROWS: usize, const COLS: usize>(
+fn add_products<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
     sums: &mut [[__m512; COLS]; ROWS],
-    factors: Factors<'_, W>,
+    factors: Factors<'_, X, W>,
     row: usize,
     col: usize,
 ) {
     let inner = factors.inner;
-    let x = &factors.x[row * inner..(row + ROWS) * inner];
-    let blocks = inner / W::COUNT;
+    let (row_blocks, blocks) = (inner / X::COUNT, inner / W::COUNT);
+    let x = &factors.x[row * row_blocks..(row + ROWS) * row_blocks];
     let w = &factors.w[col * blocks..(col + COLS) * blocks];
-    let whole = inner - inner % LANES;
-    for at in (0..whole).step_by(LANES) {
-        add_step(sums, x, w, inner, at, u16::MAX);
+    let whole = inner - inner % W::STEP;
+    for at in (0..whole).step_by(W::STEP) {
+        add_step(sums, x, w, inner, at, W::STEP);
     }
     if whole < inner {
-        add_step(sums, x, w, inner, whole, mask(inner - whole));
+        add_step(sums, x, w, inner, whole, inner - whole);
     }
 }
 
-/// The products of one vector's width, from `at` on.
+/// The products of one step from `at` on, of which `left` numbers are left.
 #[inline(always)]
-fn add_step<W: Weight, const ROWS: usize, const COLS: usize>(
+fn add_step<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
     sums: &mut [[__m512; COLS]; ROWS],
-    x: &[f32],
+    x: &[X],
     w: &[W],
     inner: usize,
     at: usize,
-    mask: u16,
+    left: usize,
 ) {
-    let blocks = inner / W::COUNT;
-    debug_assert!(x.len() == ROWS * inner && w.len() == COLS * blocks);
-    // SAFETY: the processor has AVX-512, or nothing here would run; the mask ends with the row, and
-    // the slices have all `ROWS` and `COLS` of them.
+    let (row_blocks, blocks) = (inner / X::COUNT, inner / W::COUNT);
+    debug_assert!(x.len() == ROWS * row_blocks && w.len() == COLS * blocks);
+    // SAFETY: the processor has what it takes, or nothing here would run; the slices have all
+    // `ROWS` and `COLS` of their rows, and those have `left` numbers more.
     unsafe {
-        let mut weights = [_mm512_setzero_ps(); COLS];
-        for (col, weights) in weights.iter_mut().enumerate() {
+        let weights: [W::Weights; COLS] = std::array::from_fn(|col| {
             let row = w.as_ptr().add(col * blocks);
-            *weights = W::load(row, at, mask);
             if W::FAR && COLS > 1 {
                 // Rows are too short for the processor to see that the next tile's come next; one
                 // row after the other it sees. An address beyond the last is never touched.
                 let next = row.wrapping_add(COLS * blocks + at / W::COUNT);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
             }
-        }
+            W::weights(row, at, left)
+        });
         for (row, sums) in sums.iter_mut().enumerate() {
-            let x = f32::load(x.as_ptr().add(row * inner), at, mask);
+            let x = W::numbers(x.as_ptr().add(row * row_blocks), at, left);
             for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = _mm512_fmadd_ps(x, weights, *sum);
+                *sum = W::add(*sum, x, weights);
             }
         }
     }
@@ -251,6 +424,82 @@ fn add_lanes(sums: [__m512; 4]) -> __m128 {
     });
     let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all))
+}
+
+/// See [`super::add_rows`], which has checked all sizes.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) fn add_rows<W: Load>(
+    weights: View<'_>,
+    rows: &[W],
+    stride: usize,
+    width: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    let mut done = 0;
+    while done < weights.rows {
+        let some = View {
+            data: &weights.data[done * weights.row_stride..],
+            ..weights
+        };
+        let out = &mut out[done * out_stride..];
+        done += match weights.rows - done {
+            4.. => add_some::<W, 4>(some, rows, stride, width, out, out_stride),
+            2.. => add_some::<W, 2>(some, rows, stride, width, out, out_stride),
+            _ => add_some::<W, 1>(some, rows, stride, width, out, out_stride),
+        };
+    }
+}
+
+/// The first `ROWS` rows of [`add_rows`], two vectors at a time.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn add_some<W: Load, const ROWS: usize>(
+    weights: View<'_>,
+    rows: &[W],
+    stride: usize,
+    width: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) -> usize {
+    for start in (0..width).step_by(2 * LANES) {
+        let left = width - start;
+        let masks = [mask(left), mask(left.saturating_sub(LANES))];
+        // SAFETY: every place is one of `ROWS` rows of the result, of the columns of the weights
+        // and of the right side's rows, all of which are inside their slices; masks end with the
+        // width.
+        unsafe {
+            let place = |row: usize, vector: usize| row * out_stride + start + vector * LANES;
+            let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+            for (row, sums) in sums.iter_mut().enumerate() {
+                for (vector, sum) in sums.iter_mut().enumerate() {
+                    let out = out.as_ptr().wrapping_add(place(row, vector));
+                    *sum = _mm512_maskz_loadu_ps(masks[vector], out);
+                }
+            }
+            for index in 0..weights.cols {
+                let from = rows.as_ptr().add(index * stride);
+                let values = [
+                    W::load(from, start, masks[0]),
+                    W::load(from, start + LANES, masks[1]),
+                ];
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let at = row * weights.row_stride + index * weights.col_stride;
+                    let weight = _mm512_set1_ps(*weights.data.as_ptr().add(at));
+                    for (sum, values) in sums.iter_mut().zip(values) {
+                        *sum = _mm512_fmadd_ps(weight, values, *sum);
+                    }
+                }
+            }
+            for (row, sums) in sums.into_iter().enumerate() {
+                for (vector, sum) in sums.into_iter().enumerate() {
+                    let out = out.as_mut_ptr().wrapping_add(place(row, vector));
+                    _mm512_mask_storeu_ps(out, masks[vector], sum);
+                }
+            }
+        }
+    }
+    ROWS
 }
 
 /// See [`super::accumulate`], which has checked all sizes.

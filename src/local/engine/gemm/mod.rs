@@ -13,8 +13,17 @@ mod avx512;
 use super::quant::{self, Dtype, Q8Block};
 #[cfg(target_arch = "x86_64")]
 use avx512::Load;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Multiply;
 #[cfg(not(target_arch = "x86_64"))]
 use std::marker::Copy as Load;
+
+/// Rows of type `X` and weights that can be multiplied with them.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) trait Multiply<X> {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl<X, W> Multiply<X> for W {}
 
 /// A read-only matrix inside a slice, with strides counted in elements.
 #[derive(Debug, Clone, Copy)]
@@ -133,19 +142,44 @@ pub(crate) fn vectorised<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// A type that weights are kept in: `f32`, bf16 as its bytes, which may lie anywhere in a file, or
-/// blocks of them.
+/// A type that weights are kept in, and the rows they are multiplied with: `f32`, bf16 as its
+/// bytes, which may lie anywhere in a file, or blocks of bytes.
 pub(crate) trait Weight: Load + Sync {
     /// How many weights one of these is.
     const COUNT: usize = 1;
 
     /// The weights, one by one.
     fn widen(all: &[Self], out: &mut [f32]);
+
+    /// `out += Σ weights[i] * rows[i]`, one product after the other, where row `i` starts at
+    /// `i * stride`.
+    fn add_weighted(weights: &[f32], rows: &[Self], stride: usize, out: &mut [f32]) {
+        add_weighted(weights, rows, stride, out);
+    }
+}
+
+fn add_weighted<W: Weight>(weights: &[f32], rows: &[W], stride: usize, out: &mut [f32]) {
+    let mut widened = vec![0.0; out.len()];
+    for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
+        W::widen(&row[..out.len() / W::COUNT], &mut widened);
+        for (out, value) in out.iter_mut().zip(&widened) {
+            *out += weight * value;
+        }
+    }
 }
 
 impl Weight for f32 {
     fn widen(all: &[Self], out: &mut [f32]) {
         out.copy_from_slice(all);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn add_weighted(weights: &[f32], rows: &[Self], stride: usize, out: &mut [f32]) {
+        match avx2::available() {
+            // SAFETY: the processor has AVX2 and FMA, as was just asked.
+            true => unsafe { avx2::add_weighted(weights, rows, stride, out) },
+            false => add_weighted(weights, rows, stride, out),
+        }
     }
 }
 
@@ -153,6 +187,21 @@ impl Weight for [u8; 2] {
     fn widen(all: &[Self], out: &mut [f32]) {
         quant::widen(all.as_flattened(), Dtype::Bf16, out);
     }
+
+    #[cfg(target_arch = "x86_64")]
+    fn add_weighted(weights: &[f32], rows: &[Self], stride: usize, out: &mut [f32]) {
+        match avx2::available() {
+            // SAFETY: the processor has AVX2 and FMA, as was just asked.
+            true => unsafe { avx2::add_weighted_bf16(weights, rows, stride, out) },
+            false => add_weighted(weights, rows, stride, out),
+        }
+    }
+}
+
+/// A number in bf16: the upper half of an `f32`.
+#[cfg(target_arch = "x86_64")]
+fn bf16(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 impl Weight for Q8Block {
@@ -178,16 +227,43 @@ pub(crate) fn widen<W: Weight>(all: &[W], out: &mut [f32]) {
     W::widen(all, out);
 }
 
+/// Whether the processor multiplies numbers in bf16, twice as many at a time as in `f32`.
+pub(crate) fn short_products() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return avx512::short_products();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Blocks in bf16, for a processor with [`short_products`].
+///
+/// # Panics
+///
+/// If there are more or fewer places than weights, or no such products.
+pub(crate) fn shorten(all: &[Q8Block], out: &mut [[u8; 2]]) {
+    assert_eq!(
+        all.len() * Q8Block::COUNT,
+        out.len(),
+        "as many places as weights"
+    );
+    assert!(short_products(), "products of bf16");
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the processor has them, as was just asked.
+    unsafe {
+        avx512::shorten(all, out);
+    }
+}
+
 /// Two dense matrices whose rows are multiplied with each other: `inner` numbers each, which are a
 /// whole number of blocks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Factors<'a, W> {
-    pub(crate) x: &'a [f32],
+pub(crate) struct Factors<'a, X, W> {
+    pub(crate) x: &'a [X],
     pub(crate) w: &'a [W],
     pub(crate) inner: usize,
 }
 
-impl Factors<'_, f32> {
+impl Factors<'_, f32, f32> {
     /// No products at all.
     pub(crate) const NONE: Self = Self {
         x: &[],
@@ -196,21 +272,24 @@ impl Factors<'_, f32> {
     };
 }
 
-impl<W: Weight> Factors<'_, W> {
+impl<X: Weight, W: Weight> Factors<'_, X, W> {
     fn columns(&self) -> usize {
         self.w.len() * W::COUNT / self.inner
     }
 
     fn check(&self, rows: usize, columns: usize) {
         assert!(
-            self.x.len() >= rows * self.inner,
+            self.x.len() * X::COUNT >= rows * self.inner,
             "left matrix is too small"
         );
         assert!(
             self.w.len() * W::COUNT >= columns * self.inner,
             "right matrix is too small"
         );
-        assert!(self.inner.is_multiple_of(W::COUNT), "rows end in a block");
+        assert!(
+            self.inner.is_multiple_of(X::COUNT) && self.inner.is_multiple_of(W::COUNT),
+            "rows end in a block"
+        );
     }
 }
 
@@ -223,6 +302,9 @@ pub(crate) enum Rows {
     Together,
 }
 
+/// As many products at a time are added up in [`accumulate`] before they are added to the result.
+pub(crate) const DEPTH: usize = 256;
+
 /// Up to this many rows a dot product per weight row beats the general product.
 pub(crate) const FEW_ROWS: usize = 8;
 
@@ -233,9 +315,9 @@ pub(crate) const FEW_ROWS: usize = 8;
 /// # Panics
 ///
 /// If a matrix is smaller than the result.
-pub(crate) fn project<W: Weight>(
-    main: Factors<'_, W>,
-    more: Factors<'_, f32>,
+pub(crate) fn project<X: Weight, W: Weight + Multiply<X>>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
     rows: Rows,
     first: usize,
     out: &mut [&mut [f32]],
@@ -244,16 +326,19 @@ pub(crate) fn project<W: Weight>(
     main.check(count, columns);
     more.check(count, columns);
     #[cfg(target_arch = "x86_64")]
-    if avx512::available() {
-        // SAFETY: the processor has AVX-512, as was just asked.
+    if avx512::short_products() {
+        // SAFETY: the processor has AVX-512 with these products, as was just asked.
+        return unsafe { avx512::project_short(main, more, first, out) };
+    } else if W::COMMON && avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked, and needs nothing else.
         return unsafe { avx512::project(main, more, first, out) };
     }
     project_plain(main, more, rows, first, out);
 }
 
-fn project_plain<W: Weight>(
-    main: Factors<'_, W>,
-    more: Factors<'_, f32>,
+fn project_plain<X: Weight, W: Weight>(
+    main: Factors<'_, X, W>,
+    more: Factors<'_, f32, f32>,
     rows: Rows,
     first: usize,
     out: &mut [&mut [f32]],
@@ -273,9 +358,11 @@ fn project_plain<W: Weight>(
             .zip(part)
             .for_each(|(sum, part)| *sum += part);
     };
-    let mut widened = vec![0.0; main.w.len() * W::COUNT];
-    W::widen(main.w, &mut widened);
-    add(main.x, &widened, main.inner);
+    let mut x = vec![0.0; main.x.len() * X::COUNT];
+    X::widen(main.x, &mut x);
+    let mut w = vec![0.0; main.w.len() * W::COUNT];
+    W::widen(main.w, &mut w);
+    add(&x, &w, main.inner);
     if more.inner > 0 {
         add(more.x, &more.w[..columns * more.inner], more.inner);
     }
@@ -373,7 +460,7 @@ pub(crate) fn dots(
     #[cfg(target_arch = "x86_64")]
     if avx2::available() {
         // SAFETY: the processor has AVX2 and FMA, as was just asked.
-        return unsafe { avx2::single::dots(x, inputs, w, w_stride, out, out_stride) };
+        return unsafe { avx2::dots(x, inputs, w, w_stride, out, out_stride) };
     }
     for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
         for (w, out) in w.chunks(w_stride).zip(out) {
@@ -382,80 +469,50 @@ pub(crate) fn dots(
     }
 }
 
-/// As [`dots`], for weights in bf16, which are widened in registers: for one row the time goes
-/// into fetching them.
+/// `out[i] += Σ weights[i][p] * rows[p]`, `width` numbers each and one product after the other, where
+/// row `p` starts at `p * stride` and row `i` of the result at `i * out_stride`.
 ///
-/// The result is, to the last bit, that of widening first.
+/// For few numbers: nothing is packed.
 ///
 /// # Panics
 ///
-/// If a row reaches beyond its slice.
-pub(crate) fn dots_bf16(
-    x: &[f32],
-    inputs: usize,
-    w: &[u16],
-    w_stride: usize,
+/// If a matrix reaches beyond its slice.
+pub(crate) fn add_rows<W: Weight>(
+    weights: View<'_>,
+    rows: &[W],
+    stride: usize,
+    width: usize,
     out: &mut [f32],
     out_stride: usize,
 ) {
+    const { assert!(W::COUNT == 1, "columns cannot be cut within blocks") };
+    if weights.rows == 0 || weights.cols == 0 {
+        return;
+    }
+    let reach = |count: usize, stride: usize| (count - 1) * stride + width;
     assert!(
-        w_stride >= inputs && inputs > 0,
-        "rows of the right matrix overlap"
+        weights.reach() <= weights.data.len(),
+        "left matrix exceeds its slice"
+    );
+    assert!(
+        reach(weights.cols, stride) <= rows.len(),
+        "right matrix exceeds its slice"
+    );
+    assert!(
+        out_stride >= width && reach(weights.rows, out_stride) <= out.len(),
+        "result exceeds its slice"
     );
     #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        // SAFETY: the processor has AVX2 and FMA, as was just asked.
-        return unsafe { avx2::half::dots(x, inputs, w, w_stride, out, out_stride) };
+    if avx512::available() {
+        // SAFETY: the processor has AVX-512, as was just asked.
+        return unsafe { avx512::add_rows(weights, rows, stride, width, out, out_stride) };
     }
-    let mut row = vec![0.0; inputs];
-    for (index, w) in w.chunks(w_stride).enumerate() {
-        for (row, w) in row.iter_mut().zip(w) {
-            *row = bf16(*w);
-        }
-        for (x, out) in x.chunks_exact(inputs).zip(out.chunks_mut(out_stride)) {
-            out[index] = dot(x, &row);
-        }
-    }
-}
-
-/// A number in bf16: the upper half of an `f32`.
-fn bf16(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
-}
-
-/// `out += Σ weights[i] * rows[i]`, where row `i` starts at `i * stride`.
-///
-/// # Panics
-///
-/// If a row reaches beyond its slice.
-pub(crate) fn add_weighted(weights: &[f32], rows: &[f32], stride: usize, out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        // SAFETY: as in `dots`.
-        return unsafe { avx2::single::add_weighted(weights, rows, stride, out) };
-    }
-    for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-        for (out, value) in out.iter_mut().zip(row) {
-            *out += weight * value;
-        }
-    }
-}
-
-/// As [`add_weighted`], for rows in bf16.
-///
-/// # Panics
-///
-/// If a row reaches beyond its slice.
-pub(crate) fn add_weighted_bf16(weights: &[f32], rows: &[u16], stride: usize, out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::available() {
-        // SAFETY: as in `dots`.
-        return unsafe { avx2::half::add_weighted(weights, rows, stride, out) };
-    }
-    for (weight, row) in weights.iter().zip(rows.chunks(stride)) {
-        for (out, value) in out.iter_mut().zip(row) {
-            *out += weight * bf16(*value);
-        }
+    let mut row = Vec::with_capacity(weights.cols);
+    for (index, out) in out.chunks_mut(out_stride).take(weights.rows).enumerate() {
+        let from = weights.data[index * weights.row_stride..].iter();
+        row.clear();
+        row.extend(from.step_by(weights.col_stride).take(weights.cols));
+        W::add_weighted(&row, rows, stride, &mut out[..width]);
     }
 }
 
@@ -529,28 +586,114 @@ mod tests {
             );
             assert_eq!(few, general);
 
-            let halves: Vec<u16> = w.iter().map(|w| (w.to_bits() >> 16) as u16).collect();
-            let mut fused = vec![0.0; n * outputs];
-            dots_bf16(&x, inputs, &halves, inputs, &mut fused, outputs);
-            assert_eq!(fused, few, "small whole numbers are the same in bf16");
-
-            let mut summed = vec![0.0; inputs];
-            add_weighted(&few[..outputs], &w, inputs, &mut summed);
-            let left = View::new(&few[..outputs], 1, outputs);
-            let mut general = vec![0.0; inputs];
+            let halves: Vec<[u8; 2]> = w.iter().map(upper_half).collect();
+            let mut back = vec![1.0; n * inputs];
             product(
                 1.0,
-                left,
+                View::new(&few, n, outputs),
                 View::new(&w, outputs, inputs),
-                0.0,
-                &mut general,
+                1.0,
+                &mut back,
                 inputs,
             );
-            assert_eq!(summed, general);
-            let mut fused = general.clone();
-            add_weighted_bf16(&few[..outputs], &halves, inputs, &mut fused);
-            let twice: Vec<f32> = general.iter().map(|sum| 2.0 * sum).collect();
-            assert_eq!(fused, twice, "added to what was there");
+            let few = View::new(&few, n, outputs);
+            let mut summed = vec![1.0; n * (inputs + 3)];
+            let mut fused = summed.clone();
+            add_rows(few, &w, inputs, inputs, &mut summed, inputs + 3);
+            add_rows(few, &halves, inputs, inputs, &mut fused, inputs + 3);
+            assert_eq!(summed, fused, "small whole numbers are the same in bf16");
+            for run in [f32::add_weighted, add_weighted] {
+                let mut summed = vec![1.0; inputs];
+                run(&few.data[..outputs], &w, inputs, &mut summed);
+                assert_eq!(summed, back[..inputs]);
+            }
+            for run in [<[u8; 2]>::add_weighted, add_weighted] {
+                let mut summed = vec![1.0; inputs];
+                run(&few.data[..outputs], &halves, inputs, &mut summed);
+                assert_eq!(summed, back[..inputs]);
+            }
+            for (summed, back) in summed.chunks(inputs + 3).zip(back.chunks(inputs)) {
+                assert_eq!(summed[..inputs], *back);
+                assert_eq!(
+                    summed[inputs..],
+                    [1.0; 3],
+                    "the gap between rows is left alone"
+                );
+            }
+        }
+    }
+
+    fn upper_half(number: &f32) -> [u8; 2] {
+        [
+            (number.to_bits() >> 16) as u8,
+            (number.to_bits() >> 24) as u8,
+        ]
+    }
+
+    /// Products in every way, into the middle of longer rows.
+    #[track_caller]
+    fn check_spread<X: Weight, W: Weight + Multiply<X>>(
+        main: Factors<'_, X, W>,
+        more: Factors<'_, f32, f32>,
+        n: usize,
+        general: &[f32],
+    ) {
+        let outputs = general.len() / n;
+        for run in [project, project_plain] {
+            for kind in [Rows::Together, Rows::Alone] {
+                let mut spread = vec![f32::NAN; n * (outputs + 2)];
+                let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(outputs + 2).collect();
+                run(main, more, kind, 1, &mut rows);
+                for (row, general) in rows.iter().zip(general.chunks_exact(outputs)) {
+                    assert_eq!(row[1..=outputs], *general);
+                    assert!(row[0].is_nan() && row[outputs + 1].is_nan());
+                }
+            }
+        }
+    }
+
+    impl<'a, X, W> Factors<'a, X, W> {
+        /// The same with the rows in another form.
+        fn with<Y>(self, x: &'a [Y]) -> Factors<'a, Y, W> {
+            let (w, inner) = (self.w, self.inner);
+            Factors { x, w, inner }
+        }
+    }
+
+    /// Whole numbers times a power of two, which every form can spell.
+    #[test]
+    fn blocks_give_what_their_weights_give() {
+        for (n, inner, outputs) in [(1, 32, 1), (3, 96, 9), (4, 64, 7), (15, 320, 53)] {
+            let numbers = |index: usize| ((index * 37 % 19) as f32) - 9.0;
+            let x: Vec<f32> = (0..n * inner).map(numbers).collect();
+            let block = |index: usize| -> Q8Block {
+                let quants = (32 * index..32 * (index + 1)).map(|at| numbers(at) as i8 as u8);
+                // A scale of 1/2 in half precision.
+                let bytes: Vec<u8> = [0x00, 0x38].into_iter().chain(quants).collect();
+                bytes.try_into().unwrap()
+            };
+            let blocks: Vec<Q8Block> = (0..outputs * inner / 32).map(block).collect();
+            let mut w = vec![0.0; outputs * inner];
+            widen(&blocks, &mut w);
+            assert_eq!(w[..2], [numbers(0) / 2.0, numbers(1) / 2.0]);
+            let mut general = vec![0.0; n * outputs];
+            let right = View::new(&w, outputs, inner).transposed();
+            let left = View::new(&x, n, inner);
+            product(1.0, left, right, 0.0, &mut general, outputs);
+            let main = Factors {
+                x: &x,
+                w: &blocks,
+                inner,
+            };
+            check_spread(main, Factors::NONE, n, &general);
+            let short: Vec<[u8; 2]> = x.iter().map(upper_half).collect();
+            check_spread(main.with(&short), Factors::NONE, n, &general);
+            if short_products() {
+                let mut all = vec![[0; 2]; w.len()];
+                shorten(&blocks, &mut all);
+                let halves: Vec<[u8; 2]> = w.iter().map(upper_half).collect();
+                assert_eq!(all, halves);
+            }
         }
     }
 
@@ -562,8 +705,7 @@ mod tests {
         for (n, inner, more, outputs) in [(1, 16, 0, 1), (3, 31, 5, 9), (15, 300, 32, 53)] {
             let (x, w) = (numbers(n * inner), numbers(outputs * inner));
             let (h, b) = (numbers(n * more), numbers(outputs * more));
-            let upper = |w: &f32| [(w.to_bits() >> 16) as u8, (w.to_bits() >> 24) as u8];
-            let halves: Vec<[u8; 2]> = w.iter().map(upper).collect();
+            let halves: Vec<[u8; 2]> = w.iter().map(upper_half).collect();
             let mut general = vec![0.0; n * outputs];
             for (x, w, inner) in [(&x, &w, inner), (&h, &b, more)] {
                 let w = View::new(w, outputs, inner).transposed();
@@ -579,17 +721,9 @@ mod tests {
                 w: &halves,
                 inner,
             };
-            for run in [project, project_plain] {
-                for kind in [Rows::Together, Rows::Alone] {
-                    let mut spread = vec![f32::NAN; n * (outputs + 2)];
-                    let mut rows: Vec<&mut [f32]> = spread.chunks_exact_mut(outputs + 2).collect();
-                    run(main, more, kind, 1, &mut rows);
-                    for (row, general) in rows.iter().zip(general.chunks_exact(outputs)) {
-                        assert_eq!(row[1..=outputs], *general);
-                        assert!(row[0].is_nan() && row[outputs + 1].is_nan());
-                    }
-                }
-            }
+            check_spread(main, more, n, &general);
+            let short: Vec<[u8; 2]> = x.iter().map(upper_half).collect();
+            check_spread(main.with(&short), more, n, &general);
 
             let mut back = vec![1.0; n * inner];
             product(
