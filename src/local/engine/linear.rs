@@ -15,6 +15,9 @@ pub(crate) struct Linear<'a> {
     pub(crate) weight: &'a Matrix,
     pub(crate) lora: Option<Lora<'a>>,
     pub(crate) bias: Option<&'a [f32]>,
+    /// Whether the model is large: whatever its own size, its rows are treated as those of the
+    /// other projections are.
+    pub(crate) large: bool,
 }
 
 /// The products of the same `n` rows with several matrices, into a list each.
@@ -94,7 +97,7 @@ impl Linear<'_> {
 
     /// The weights, if there are so few that a thread does the whole product.
     fn small(&self) -> Option<&[f32]> {
-        let few = self.weight.len() < PARALLEL_FROM;
+        let few = !self.large && self.weight.len() < PARALLEL_FROM;
         self.weight.as_f32().filter(|_| few)
     }
 
@@ -244,11 +247,12 @@ mod tests {
                 scale,
             };
             let x = numbers(21 * inputs);
-            for lora in [None, Some(lora)] {
+            for (lora, large) in [(None, false), (Some(lora), false), (Some(lora), true)] {
                 let linear = Linear {
                     weight: &weight,
                     lora,
                     bias: None,
+                    large,
                 };
                 let mut together = vec![0.0; 21 * outputs];
                 linear.forward_each(&x, 21, &mut together);

@@ -334,18 +334,21 @@ pub(crate) struct Net<'a> {
     pub(crate) weights: &'a Weights,
     merged: Option<&'a Merged>,
     adapter: Option<&'a Adapter>,
+    large: bool,
 }
 
 impl<'a> Net<'a> {
     /// The base alone, or with an adapter in the cheaper of the two ways.
     pub(crate) fn new(weights: &'a Weights, adapter: Option<&'a Adapter>) -> Self {
+        let large = weights.len() > Merged::LIMIT;
         let merged = adapter
-            .filter(|_| weights.len() <= Merged::LIMIT)
+            .filter(|_| !large)
             .map(|adapter| adapter.merged(weights));
         Self {
             weights,
             merged,
             adapter: adapter.filter(|_| merged.is_none()),
+            large,
         }
     }
 
@@ -356,6 +359,7 @@ impl<'a> Net<'a> {
             weights,
             merged: None,
             adapter: Some(adapter),
+            large: weights.len() > Merged::LIMIT,
         }
     }
 
@@ -376,6 +380,7 @@ impl<'a> Net<'a> {
                 .adapter
                 .and_then(|adapter| adapter.projection(layer, projection)),
             bias: self.weights.layers[layer].biases[projection as usize].as_deref(),
+            large: self.large,
         }
     }
 
@@ -388,6 +393,7 @@ impl<'a> Net<'a> {
                 .unwrap_or(self.weights.head()),
             lora: self.adapter.and_then(Adapter::head),
             bias: None,
+            large: self.large,
         }
     }
 }

@@ -160,16 +160,15 @@ fn a_request_to_a_large_model_gets_the_same_in_a_crowd_as_alone() {
         |threads| large(threads).sampling_quantised(),
         &requests[..4],
     );
+    check_crowd(
+        |threads| Base::new(large_weights(), threads).unwrap(),
+        &requests[..4],
+    );
 }
 
 /// A model just large enough to be run as large ones are, kept as in a file.
 fn large(threads: usize) -> Base {
-    let config = Config {
-        vocab: 32768,
-        width: 256,
-        ..Config::tiny()
-    };
-    let mut weights = Weights::random(config, 3);
+    let mut weights = large_weights();
     let layers = weights.layers.iter_mut();
     let matrices = layers.flat_map(|layer| &mut layer.projections);
     for matrix in matrices.chain([&mut weights.embed]) {
@@ -185,8 +184,19 @@ fn large(threads: usize) -> Base {
             Order::Plain,
         );
     }
-    assert!(weights.len() > Merged::LIMIT);
     Base::new(weights, threads).unwrap()
+}
+
+/// The same in `f32`.
+fn large_weights() -> Weights {
+    let config = Config {
+        vocab: 32768,
+        width: 256,
+        ..Config::tiny()
+    };
+    let weights = Weights::random(config, 3);
+    assert!(weights.len() > Merged::LIMIT);
+    weights
 }
 
 /// Q8_0 is near the weights it is made of; training does not notice it.

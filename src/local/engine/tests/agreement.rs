@@ -21,6 +21,17 @@ fn halved(matrix: &Matrix) -> Matrix {
 
 /// A model of a family in bf16, large enough that adapters are not merged into it.
 fn large(family: &'static Family) -> Base {
+    let mut weights = large_single(family);
+    weights.embed = halved(&weights.embed);
+    weights.head = weights.head.as_ref().map(halved);
+    for layer in &mut weights.layers {
+        layer.projections = layer.projections.each_ref().map(halved);
+    }
+    Base::new(weights, 2).unwrap()
+}
+
+/// The same in `f32`.
+fn large_single(family: &'static Family) -> Weights {
     let kind = |layer: usize| LayerKind {
         rope: Some(0),
         window: (layer % 2 == 1 && family.windows != Windows::Never).then_some(40),
@@ -37,14 +48,9 @@ fn large(family: &'static Family) -> Base {
         query_scale: 32f32.sqrt().recip(),
         ..config(family)
     };
-    let mut weights = Weights::random(config, 3);
+    let weights = Weights::random(config, 3);
     assert!(weights.len() > Merged::LIMIT, "{}", weights.len());
-    weights.embed = halved(&weights.embed);
-    weights.head = weights.head.as_ref().map(halved);
-    for layer in &mut weights.layers {
-        layer.projections = layer.projections.each_ref().map(halved);
-    }
-    Base::new(weights, 2).unwrap()
+    weights
 }
 
 /// Whether the processor has the vectors that products of large models are written for.
@@ -62,6 +68,7 @@ fn sampler_and_trainer_agree_at_bf16() {
         ("qwen3", large(qwen3())),
         ("llama", large(Family::named("llama").unwrap())),
         ("mistral", large(Family::named("mistral").unwrap())),
+        ("in f32", Base::new(large_single(qwen3()), 2).unwrap()),
     ];
     for (name, base) in models {
         let (vocab, small) = (base.config().vocab, base.weights().len() <= Merged::LIMIT);
