@@ -68,15 +68,18 @@ fn main() {
     }
 }
 
-/// Makes the model, writes it if that is wanted, and says whether it is the shipped one.
+/// Makes the model, writes it if that is wanted, and says whether it is the shipped one. It need not
+/// be: other vectors, or another order of sums, round otherwise, and training makes much of that.
 fn make(file: Option<&str>) {
     let bytes = recipe::make();
     if let Some(file) = file {
         std::fs::write(file, &bytes).unwrap();
     }
-    let shipped = local::engine::builtin::WEIGHTS;
-    assert!(bytes == shipped, "the shipped model is another");
-    println!("it is the shipped model, byte for byte");
+    recipe::has_learned_its_tasks(&bytes);
+    match bytes == local::engine::builtin::WEIGHTS {
+        true => println!("it is the shipped model, byte for byte"),
+        false => println!("it has learned its tasks as the shipped model has, with other weights"),
+    }
 }
 
 /// A short form of everything.

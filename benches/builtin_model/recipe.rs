@@ -1,6 +1,7 @@
 //! The recipe of the shipped model: one seed and synthetic data only; the number of threads makes
 //! no difference.
 
+use std::fs;
 use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -300,8 +301,19 @@ fn save(weights: &Weights) -> Vec<u8> {
 
 /// The shipped model's answers to the tasks, to notice a damaged or forgotten file.
 pub(crate) fn the_shipped_model_has_learned_its_tasks() {
-    let base = Base::builtin(1).unwrap();
     assert!(builtin::WEIGHTS.len() < 1_000_000);
+    check_answers(&Base::builtin(1).unwrap());
+}
+
+/// The same of a model that was just made.
+pub(crate) fn has_learned_its_tasks(weights: &[u8]) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("config.json"), builtin::CONFIG).unwrap();
+    fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    check_answers(&Base::load(folder.path(), 1).unwrap());
+}
+
+fn check_answers(base: &Base) {
     for (task, word, answer) in [
         ("copy", "garden", "garden"),
         ("reverse", "stone", "enots"),
@@ -312,7 +324,7 @@ pub(crate) fn the_shipped_model_has_learned_its_tasks() {
         let mut request = SampleRequest::new(prompt, 20);
         request.temperature = 0.0;
         request.stop.tokens = base.config().eos.clone();
-        let output = sample(&base, None, &request).unwrap();
+        let output = sample(base, None, &request).unwrap();
         let tokens = &output.sequences[0].tokens;
         assert_eq!(builtin::decode(tokens), answer.as_bytes());
     }
