@@ -11,9 +11,9 @@
 //! kept in 16 bits or less; when it runs out, the youngest sample rests and is computed again later.
 //! For a given seed a request gets the same through all of this: alone or in a crowd, read or found.
 //!
-//! Models in `f32` are computed in `f32`. Those kept in bf16 or Q8_0 are multiplied in bf16 and added up
-//! in `f32` where the processor has such products (AVX-512 BF16), else in `f32` too; gradients are
-//! `f32` everywhere. With AVX-512 a model of some ten million weights or more is added up in one
+//! Models are computed in `f32`. Only those kept in bf16 are multiplied in bf16, and added up in `f32`,
+//! where the processor has such products (AVX-512 BF16); their logits keep twice the digits, and
+//! gradients are `f32` everywhere. With AVX-512 a model of some ten million weights or more is added up in one
 //! order, so that training scores a sampled token with the very log-probability it was sampled with,
 //! to the last bit: until the next step, samples are exactly on policy. Elsewhere the two differ by
 //! less than a thousandth.

@@ -3,7 +3,7 @@
 use super::gemm::{FEW_ROWS, Rows, View, dots, product, vectorised};
 use super::matrix::Matrix;
 use super::ops::by_rows;
-use super::panels::{self, Product};
+use super::panels::{self, Product, Rounding};
 
 /// From this many weights on, one product is spread over threads; smaller models are spread
 /// over sequences instead.
@@ -18,6 +18,7 @@ pub(crate) struct Linear<'a> {
     /// Whether the model is large: whatever its own size, its rows are treated as those of the
     /// other projections are.
     pub(crate) large: bool,
+    pub(crate) rounding: Rounding,
 }
 
 /// The products of the same `n` rows with several matrices, into a list each.
@@ -34,7 +35,7 @@ pub(crate) fn forward_all<const COUNT: usize>(
     }
     let products = linears.iter().zip(&mut out);
     let products = products.map(|(linear, y)| linear.product(y)).collect();
-    panels::forward(products, x, n, rows);
+    panels::forward(products, x, n, rows, Rounding::Half);
     for (linear, y) in linears.iter().zip(out) {
         linear.add_bias(y);
     }
@@ -76,7 +77,7 @@ impl Linear<'_> {
         let x = &x[..n * self.weight.cols()];
         match self.small() {
             Some(weight) => self.multiply_small(weight, x, n, rows, y),
-            None => panels::forward(vec![self.product(y)], x, n, rows),
+            None => panels::forward(vec![self.product(y)], x, n, rows, self.rounding),
         }
         self.add_bias(y);
     }
@@ -253,6 +254,7 @@ mod tests {
                     lora,
                     bias: None,
                     large,
+                    rounding: Rounding::Half,
                 };
                 let mut together = vec![0.0; 21 * outputs];
                 linear.forward_each(&x, 21, &mut together);

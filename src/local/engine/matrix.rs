@@ -13,6 +13,8 @@ pub(crate) struct Matrix {
     rows: usize,
     cols: usize,
     store: Store,
+    /// Whether it was [rounded](Self::quantised) for speed, so that it may be rounded on for speed.
+    coarse: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -63,6 +65,7 @@ impl Matrix {
             rows,
             cols,
             store: Store::Memory(data),
+            coarse: false,
         }
     }
 
@@ -91,6 +94,7 @@ impl Matrix {
                 dtype,
                 order,
             }),
+            coarse: false,
         }
     }
 
@@ -174,6 +178,12 @@ impl Matrix {
         }
     }
 
+    /// Whether its products may be rounded to bf16: nothing is lost of weights in bf16, and not much
+    /// of those that were rounded to Q8_0 before.
+    pub(crate) fn suits_bf16(&self) -> bool {
+        self.as_bf16().is_some() || self.coarse
+    }
+
     /// The same in Q8_0, as near as that comes; as it is if rows are no whole number of blocks.
     pub(crate) fn quantised(&self) -> Self {
         if !self.cols.is_multiple_of(Dtype::Q8_0.block().0) {
@@ -191,7 +201,12 @@ impl Matrix {
         );
         let all = Mapping::memory(bytes);
         let section = all.section(0..all.bytes().len());
-        Self::mapped(self.rows, self.cols, section, Dtype::Q8_0, Order::Plain)
+        let store = Self::mapped(self.rows, self.cols, section, Dtype::Q8_0, Order::Plain).store;
+        Self {
+            store,
+            coarse: true,
+            ..*self
+        }
     }
 
     /// Copies one row, widened, into `out`.

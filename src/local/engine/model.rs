@@ -9,6 +9,7 @@ use super::linear::Linear;
 use super::lora::{Adapter, Merged};
 use super::matrix::Matrix;
 use super::memory;
+use super::panels::Rounding;
 use super::rope::Rotary;
 use super::scratch::Scratch;
 use crate::error::{Context, Error, Result};
@@ -381,6 +382,7 @@ impl<'a> Net<'a> {
                 .and_then(|adapter| adapter.projection(layer, projection)),
             bias: self.weights.layers[layer].biases[projection as usize].as_deref(),
             large: self.large,
+            rounding: Rounding::Half,
         }
     }
 
@@ -394,6 +396,7 @@ impl<'a> Net<'a> {
             lora: self.adapter.and_then(Adapter::head),
             bias: None,
             large: self.large,
+            rounding: Rounding::Twice,
         }
     }
 }

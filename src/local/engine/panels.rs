@@ -49,11 +49,27 @@ pub(crate) struct Product<'a> {
     pub(crate) y: &'a mut [f32],
 }
 
+/// How near to `f32` the rows of a product stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// Within bf16, where that is faster.
+    Half,
+    /// Within twice its digits, for the head: logits are large, so that what is rounded off them
+    /// shows in probabilities.
+    Twice,
+}
+
 /// `y = x Wᵀ`, with the low-rank correction, for several matrices: their products are shared out
 /// together, because waking a thread may take longer than one of them.
-pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Rows) {
+pub(crate) fn forward(
+    products: Vec<Product<'_>>,
+    x: &[f32],
+    n: usize,
+    rows: Rows,
+    rounding: Rounding,
+) {
     let weights: usize = products.iter().map(|one| one.w.len()).sum();
-    let left = Left::new(x, products.iter().map(|one| one.w));
+    let left = Left::new(x, products.iter().map(|one| one.w), rounding);
     let mut panels = Vec::new();
     for Product { w, lora, y } in products {
         let hidden = lora.map_or_else(Vec::new, |lora| hidden(lora, x, n, rows));
@@ -90,32 +106,42 @@ pub(crate) fn forward(products: Vec<Product<'_>>, x: &[f32], n: usize, rows: Row
 /// The rows of a product.
 struct Left<'a> {
     single: &'a [f32],
-    /// The same in bf16 for weights in bf16 or Q8_0, or nothing. Products of bf16 are exact and
+    /// The same in bf16, for weights that suit it, or nothing. Products of bf16 are exact and
     /// added up in `f32`; it is the rows that are rounded, and those of samplers and trainers alike,
     /// so that they agree.
     half: Vec<[u8; 2]>,
+    /// What was rounded off, in bf16, or nothing.
+    rest: Vec<[u8; 2]>,
 }
 
 impl<'a> Left<'a> {
-    fn new<'b>(x: &'a [f32], mut matrices: impl Iterator<Item = &'b Matrix>) -> Self {
-        let short = |w: &Matrix| w.as_bf16().is_some() || w.as_q8_0().is_some();
+    fn new<'b>(
+        x: &'a [f32],
+        mut matrices: impl Iterator<Item = &'b Matrix>,
+        rounding: Rounding,
+    ) -> Self {
+        let short = short_products() && matrices.any(Matrix::suits_bf16);
+        let twice = short && rounding == Rounding::Twice;
+        let rest = |x: f32| to_bf16(x - f32::from_bits(u32::from(to_bf16(x)) << 16));
         Self {
             single: x,
-            half: match short_products() && matrices.any(short) {
-                true => halved(x),
-                false => Vec::new(),
+            half: if short {
+                halves(x, to_bf16)
+            } else {
+                Vec::new()
             },
+            rest: if twice { halves(x, rest) } else { Vec::new() },
         }
     }
 }
 
-/// Numbers in bf16.
-fn halved(x: &[f32]) -> Vec<[u8; 2]> {
+/// What becomes of numbers in bf16.
+fn halves(x: &[f32], number: impl Fn(f32) -> u16 + Sync) -> Vec<[u8; 2]> {
     let mut out = vec![[0; 2]; x.len()];
     by_rows(1, x, &mut out, |x, out| {
         vectorised(|| {
             for (out, x) in out.iter_mut().zip(x) {
-                *out = to_bf16(*x).to_le_bytes();
+                *out = number(*x).to_le_bytes();
             }
         });
     });
@@ -145,32 +171,33 @@ impl Panel<'_> {
     fn run(&mut self, scratch: &mut Widened) {
         let (w, n, inner) = (self.w, self.out.len(), self.inner);
         let outputs = self.first..self.first + self.out[0].len();
-        let Left { single, half } = self.left;
+        let Left { single, half, rest } = self.left;
+        let short = !half.is_empty() && w.suits_bf16();
         let (bf16, q8_0) = (w.as_bf16(), w.as_q8_0());
         let step = if n <= FUSED_ROWS { AT_HAND } else { PANEL };
         for start in outputs.clone().step_by(step) {
             let some = start..outputs.end.min(start + step);
-            match (bf16, q8_0, half.is_empty()) {
-                (Some(data), _, false) => self.multiply(half, rows_in(data, &some, inner), some),
-                (_, Some(data), false) => {
-                    let data = rows_in(data, &some, inner);
-                    if n <= FUSED_BLOCK_ROWS {
-                        self.multiply(half, data, some);
-                    } else {
-                        scratch.half.resize(some.len() * inner, [0; 2]);
-                        shorten(data, &mut scratch.half);
-                        self.multiply(half, &scratch.half, some);
-                    }
+            match (bf16, q8_0) {
+                (Some(data), _) if short => {
+                    self.multiply([half, rest], rows_in(data, &some, inner), some);
                 }
-                (Some(data), _, _) if n <= FUSED_ROWS => {
-                    self.multiply(single, rows_in(data, &some, inner), some);
+                (_, Some(data)) if short && n <= FUSED_BLOCK_ROWS => {
+                    self.multiply([half, rest], rows_in(data, &some, inner), some);
                 }
-                (_, Some(data), _) if n <= FUSED_BLOCK_ROWS => {
-                    self.multiply(single, rows_in(data, &some, inner), some);
+                (_, Some(data)) if short => {
+                    scratch.half.resize(some.len() * inner, [0; 2]);
+                    shorten(rows_in(data, &some, inner), &mut scratch.half);
+                    self.multiply([half, rest], &scratch.half, some);
+                }
+                (Some(data), _) if n <= FUSED_ROWS => {
+                    self.multiply([single, &[]], rows_in(data, &some, inner), some);
+                }
+                (_, Some(data)) if n <= FUSED_BLOCK_ROWS => {
+                    self.multiply([single, &[]], rows_in(data, &some, inner), some);
                 }
                 _ => {
                     let widened = block(w, some.clone(), 0..inner, &mut scratch.single);
-                    self.multiply(single, widened, some);
+                    self.multiply([single, &[]], widened, some);
                 }
             }
         }
@@ -179,7 +206,7 @@ impl Panel<'_> {
     /// The products with some of its weights.
     fn multiply<X: Weight, W: Weight + Multiply<X>>(
         &mut self,
-        x: &[X],
+        [x, rest]: [&[X]; 2],
         w: &[W],
         outputs: Range<usize>,
     ) {
@@ -188,13 +215,14 @@ impl Panel<'_> {
             (None, _) => Factors::NONE,
             (Some(lora), hidden) => Factors {
                 x: hidden,
+                rest: &[],
                 w: &lora.b[outputs.start * lora.rank..outputs.end * lora.rank],
                 inner: lora.rank,
             },
         };
         let place = outputs.start - self.first;
         project(
-            Factors { x, w, inner },
+            Factors { x, rest, w, inner },
             more,
             self.rows,
             place,
@@ -299,7 +327,12 @@ fn hidden(lora: Lora<'_>, x: &[f32], n: usize, rows: Rows) -> Vec<f32> {
         let w = lora.a;
         let mut rows_out = rows_of(out, rank);
         project(
-            Factors { x, w, inner },
+            Factors {
+                x,
+                rest: &[],
+                w,
+                inner,
+            },
             Factors::NONE,
             rows,
             0,

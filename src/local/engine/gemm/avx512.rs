@@ -343,6 +343,13 @@ fn tile<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); COLS]; ROWS];
         add_products(&mut sums, main, row, col);
+        if !main.rest.is_empty() {
+            let rest = Factors {
+                x: main.rest,
+                ..main
+            };
+            add_products(&mut sums, rest, row, col);
+        }
         if more.inner > 0 {
             add_products(&mut sums, more, row, col);
         }

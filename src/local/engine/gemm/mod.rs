@@ -259,6 +259,8 @@ pub(crate) fn shorten(all: &[Q8Block], out: &mut [[u8; 2]]) {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Factors<'a, X, W> {
     pub(crate) x: &'a [X],
+    /// What rounding took from `x`, rounded too; or nothing, where that does not count.
+    pub(crate) rest: &'a [X],
     pub(crate) w: &'a [W],
     pub(crate) inner: usize,
 }
@@ -267,6 +269,7 @@ impl Factors<'_, f32, f32> {
     /// No products at all.
     pub(crate) const NONE: Self = Self {
         x: &[],
+        rest: &[],
         w: &[],
         inner: 0,
     };
@@ -281,6 +284,10 @@ impl<X: Weight, W: Weight> Factors<'_, X, W> {
         assert!(
             self.x.len() * X::COUNT >= rows * self.inner,
             "left matrix is too small"
+        );
+        assert!(
+            self.rest.is_empty() || self.rest.len() == self.x.len(),
+            "the rest of other rows"
         );
         assert!(
             self.w.len() * W::COUNT >= columns * self.inner,
@@ -358,11 +365,13 @@ fn project_plain<X: Weight, W: Weight>(
             .zip(part)
             .for_each(|(sum, part)| *sum += part);
     };
-    let mut x = vec![0.0; main.x.len() * X::COUNT];
-    X::widen(main.x, &mut x);
     let mut w = vec![0.0; main.w.len() * W::COUNT];
     W::widen(main.w, &mut w);
-    add(&x, &w, main.inner);
+    for x in [main.x, main.rest].into_iter().filter(|x| !x.is_empty()) {
+        let mut widened = vec![0.0; x.len() * X::COUNT];
+        X::widen(x, &mut widened);
+        add(&widened, &w, main.inner);
+    }
     if more.inner > 0 {
         add(more.x, &more.w[..columns * more.inner], more.inner);
     }
@@ -656,7 +665,12 @@ mod tests {
         /// The same with the rows in another form.
         fn with<Y>(self, x: &'a [Y]) -> Factors<'a, Y, W> {
             let (w, inner) = (self.w, self.inner);
-            Factors { x, w, inner }
+            Factors {
+                x,
+                rest: &[],
+                w,
+                inner,
+            }
         }
     }
 
@@ -682,6 +696,7 @@ mod tests {
             product(1.0, left, right, 0.0, &mut general, outputs);
             let main = Factors {
                 x: &x,
+                rest: &[],
                 w: &blocks,
                 inner,
             };
@@ -713,17 +728,31 @@ mod tests {
             }
             let more = Factors {
                 x: &h,
+                rest: &[],
                 w: &b,
                 inner: more,
             };
             let main = Factors {
                 x: &x,
+                rest: &[],
                 w: &halves,
                 inner,
             };
             check_spread(main, more, n, &general);
             let short: Vec<[u8; 2]> = x.iter().map(upper_half).collect();
             check_spread(main.with(&short), more, n, &general);
+
+            // Of twice the numbers, half is rounded off.
+            let mut twice = vec![0.0; n * outputs];
+            for (x, w, inner) in [(&x, &w, inner), (&x, &w, inner), (&h, &b, more.inner)] {
+                let w = View::new(w, outputs, inner).transposed();
+                product(1.0, View::new(x, n, inner), w, 1.0, &mut twice, outputs);
+            }
+            let rest = Factors {
+                rest: &short,
+                ..main.with(&short)
+            };
+            check_spread(rest, more, n, &twice);
 
             let mut back = vec![1.0; n * inner];
             product(
