@@ -14,6 +14,7 @@ use super::Caller;
 use super::process::Process;
 use crate::support::http as plain;
 use crate::support::hub::{FakeRepo, HubServer};
+use crate::support::logs;
 
 const FILES: [&str; 4] = [
     "config.json",
@@ -42,6 +43,44 @@ fn other(parent: &Path) -> PathBuf {
     // The sign of the first number, which is in bf16.
     bytes[8 + length + start.unwrap() as usize + 1] ^= 0x80;
     fs::write(&file, bytes).unwrap();
+    copy
+}
+
+/// A copy of it that is kept as in its file, as large models are: the vocabulary goes on with rows of
+/// zeros.
+fn large(parent: &Path) -> PathBuf {
+    const ROWS: usize = 90_000;
+    let copy = parent.join("large");
+    fs::create_dir_all(&copy).unwrap();
+    for name in FILES {
+        fs::copy(folder().join(name), copy.join(name)).unwrap();
+    }
+    let config = copy.join("config.json");
+    let mut fields: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    fields["vocab_size"] = json!(ROWS);
+    fs::write(&config, fields.to_string()).unwrap();
+
+    let file = copy.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut tensors = header.as_object().unwrap().clone();
+    tensors.remove("__metadata__");
+    let mut data = Vec::new();
+    for (name, tensor) in &mut tensors {
+        let [from, to] = [0, 1].map(|end| tensor["data_offsets"][end].as_u64().unwrap() as usize);
+        let start = data.len();
+        data.extend_from_slice(&bytes[8 + length + from..8 + length + to]);
+        if name == "model.embed_tokens.weight" {
+            let rows = tensor["shape"][0].as_u64().unwrap() as usize;
+            data.resize(start + (to - from) / rows * ROWS, 0);
+            tensor["shape"][0] = json!(ROWS);
+        }
+        tensor["data_offsets"] = json!([start, data.len()]);
+    }
+    let header = Value::Object(tensors).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], header.as_bytes(), &data].concat()).unwrap();
     copy
 }
 
@@ -197,6 +236,28 @@ fn two_models_of_one_name_are_refused() {
     let server = LocalServer::builder().model(model()).model(model());
     let error = server.start().unwrap_err().to_string();
     assert!(error.contains("two models are called org/one"), "{error}");
+}
+
+#[test]
+fn that_samples_are_drawn_from_rounded_weights_is_warned_of() {
+    logs::capture();
+    let temporary = tempfile::tempdir().unwrap();
+    let large = large(temporary.path());
+    for (name, folder, on) in [
+        ("org/rounded", large.clone(), true),
+        ("org/not-asked-for", large, false),
+        // Not worth it, so it is not done.
+        ("org/too-small", folder(), true),
+    ] {
+        let server = LocalServer::builder()
+            .model(ModelSource::new(name, folder))
+            .quantized_sampling(on);
+        drop(server.start().unwrap());
+    }
+    let lines = logs::with("rounded to Q8_0");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let is_told = lines[0].starts_with("WARN: ") && lines[0].contains("samples of org/rounded ");
+    assert!(is_told, "{lines:?}");
 }
 
 #[test]
