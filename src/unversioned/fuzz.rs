@@ -105,9 +105,15 @@ fn gguf(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The bytes are a tokenizer, used for one text in every way.
 #[cfg(feature = "text")]
 fn tokenizer(bytes: &[u8]) -> Result<()> {
-    crate::text::Tokenizer::from_json(bytes, None).map(drop)
+    const TEXT: &str = " Hello,\n\n<|end|>  w\u{f6}rld 12\u{1f600}";
+    let tokenizer = crate::text::Tokenizer::from_json(bytes, None)?;
+    for tokens in [tokenizer.encode(TEXT)?, tokenizer.encode_ordinary(TEXT)?] {
+        tokenizer.decode(&tokens)?;
+    }
+    Ok(())
 }
 
 #[cfg(feature = "text")]

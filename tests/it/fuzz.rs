@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tinker::unversioned::fuzz::{read, readers};
 
 /// Damaged inputs of each reader; many more behind the flag for long runs.
@@ -55,6 +55,7 @@ fn seeds() -> Vec<Vec<u8>> {
         archive(),
     ];
     seeds.extend(requests());
+    seeds.extend(tokenizers());
     for folder in [
         "wire",
         "text/tiny",
@@ -84,6 +85,84 @@ fn requests() -> Vec<Vec<u8>> {
     ]
     .map(String::into_bytes)
     .into()
+}
+
+/// A tokenizer with this model and these parts besides.
+fn tokenizer(model: Value, parts: Value) -> Vec<u8> {
+    let mut tokenizer = json!({"version": "1.0", "added_tokens": [{"id": 0, "content": "<|end|>",
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}]});
+    tokenizer["model"] = model;
+    for (name, part) in parts.as_object().unwrap() {
+        tokenizer[name] = part.clone();
+    }
+    tokenizer.to_string().into_bytes()
+}
+
+/// Every word is the same to it.
+fn words() -> Value {
+    json!({"type": "WordLevel", "vocab": {"<|end|>": 0, "?": 1}, "unk_token": "?"})
+}
+
+/// Tokenizers of the kinds that the recorded ones are not.
+fn tokenizers() -> [Vec<u8>; 4] {
+    let pieces = json!({"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": {"<|end|>": 0, "?": 1, "hell": 2, "##o": 3}});
+    let scores = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+        "vocab": [["?", 0.0], ["\u{2581}He", -1.5], ["llo", -2.0], ["l", -3.0]]});
+    let pairs = json!({"type": "BPE", "dropout": null, "unk_token": "?", "fuse_unk": true,
+        "continuing_subword_prefix": null, "end_of_word_suffix": "</w>", "byte_fallback": true,
+        "vocab": {"?": 0, "h": 1, "e": 2, "he": 3, "l</w>": 4}, "merges": [["h", "e"]]});
+    let space = json!({"String": "\u{2581}"});
+    [
+        tokenizer(
+            pieces,
+            json!({
+            "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                "strip_accents": null, "lowercase": true},
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": {"type": "BertProcessing", "sep": ["?", 1], "cls": ["<|end|>", 0]},
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true}}),
+        ),
+        tokenizer(
+            scores,
+            json!({
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"},
+                {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+                {"type": "Strip", "strip_left": true, "strip_right": false},
+                {"type": "Prepend", "prepend": "\u{2581}"}]},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}",
+                "prepend_scheme": "always", "split": true},
+            "post_processor": {"type": "TemplateProcessing", "pair": [],
+                "single": [{"SpecialToken": {"id": "x", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {"x": {"id": "x", "ids": [0], "tokens": ["x"]}}},
+            "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"},
+                {"type": "Replace", "pattern": space, "content": " "}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}}),
+        ),
+        tokenizer(
+            words(),
+            json!({
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Isolated",
+                    "invert": false},
+                {"type": "Digits", "individual_digits": true},
+                {"type": "Punctuation", "behavior": "Contiguous"},
+                {"type": "CharDelimiterSplit", "delimiter": "-"}, {"type": "WhitespaceSplit"}]},
+            "post_processor": {"type": "RobertaProcessing", "sep": ["?", 1], "cls": ["<|end|>", 0],
+                "trim_offsets": true, "add_prefix_space": true},
+            "decoder": {"type": "CTC", "pad_token": "?", "word_delimiter_token": "|",
+                "cleanup": true}}),
+        ),
+        tokenizer(
+            pairs,
+            json!({
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"},
+                {"type": "NFD"}, {"type": "StripAccents"}, {"type": "Nmt"}]},
+            "pre_tokenizer": {"type": "Whitespace"},
+            "decoder": {"type": "BPEDecoder", "suffix": "</w>"}}),
+        ),
+    ]
 }
 
 /// The objects inside a recorded file: requests and answers among them.
@@ -181,8 +260,22 @@ fn damaged_input_is_survived_by_every_reader() {
 fn findings_stay_mended() {
     let lone_surrogate = br#"{"version": "1.0", "decoder": {"type": "Fuse", "x": "\ud800"}}"#;
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
+    // These were read, and panicked with the first text.
+    let nowhere = json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]});
+    let no_length = json!({"type": "FixedLength", "length": 0});
+    let astray = json!({"type": "Precompiled", "precompiled_charsmap": "CAAAAP////94VjQSYWJjAA=="});
+    let [nowhere, no_length, astray] = [
+        json!({ "post_processor": nowhere }),
+        json!({ "pre_tokenizer": no_length }),
+        json!({ "normalizer": astray }),
+    ]
+    .map(|part| tokenizer(words(), part));
     for (name, bytes) in [
         ("tokenizer", &lone_surrogate[..]),
+        ("tokenizer", &nowhere),
+        ("tokenizer", &no_length),
+        ("tokenizer", &astray),
         ("template", endless.as_bytes()),
     ] {
         let readers = readers();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 #[cfg(feature = "chat")]
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +15,7 @@ use tokenizers::{
 };
 
 use super::Specials;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 
 /// The crate's tokenizer over a model that can be shared.
 pub(in crate::text) type Parts = TokenizerImpl<
@@ -51,12 +52,11 @@ impl Codec {
     }
 
     pub(super) fn encode(&self, text: &str, specials: Specials) -> Result<Vec<i32>> {
-        let encoding = match specials {
+        let encoding = survive("text", || match specials {
             Specials::Added => self.recognising.encode_fast(text, true),
             Specials::Recognised => self.recognising.encode_fast(text, false),
             Specials::AsText => self.ordinary.encode_fast(text, false),
-        };
-        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        })?;
         encoding.get_ids().iter().map(|&id| signed(id)).collect()
     }
 
@@ -68,16 +68,15 @@ impl Codec {
             bare.with_pre_tokenizer(self.recognising.get_pre_tokenizer().cloned());
             bare
         });
-        let encoding = bare.encode_fast(text, false);
-        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        let encoding = survive("text", || bare.encode_fast(text, false))?;
         encoding.get_ids().iter().map(|&id| signed(id)).collect()
     }
 
     /// Recognises special tokens and adds none; the offsets count characters.
     #[cfg(feature = "chat")]
     pub(super) fn encode_with_offsets(&self, text: &str) -> Result<(Vec<i32>, Vec<Range<usize>>)> {
-        let encoding = self.recognising.encode_char_offsets(text, false);
-        let encoding = encoding.map_err(|error| Error::invalid("text", error.to_string()))?;
+        let encode = || self.recognising.encode_char_offsets(text, false);
+        let encoding = survive("text", encode)?;
         let tokens = encoding
             .get_ids()
             .iter()
@@ -98,11 +97,10 @@ impl Codec {
                 pieces.push(piece);
             }
         }
-        match self.recognising.get_decoder() {
+        survive("tokens", || match self.recognising.get_decoder() {
             Some(decoder) => decoder.decode(pieces),
             None => Ok(pieces.join(" ")),
-        }
-        .map_err(|error| Error::invalid("tokens", error.to_string()))
+        })
     }
 
     pub(super) fn no_such_token(&self, field: &str, token: i32) -> Error {
@@ -137,6 +135,17 @@ impl Codec {
             .collect();
         added.sort_by_key(|(id, _)| *id);
         added
+    }
+}
+
+/// `tokenizers` reads some damaged descriptions and panics when it is to use them: a template with a
+/// token that is nowhere described, pieces of no length, a map of characters that leads nowhere.
+fn survive<T>(field: &str, call: impl FnOnce() -> ModelResult<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(done) => done.map_err(|error| Error::invalid(field, error.to_string())),
+        Err(_) => Err(Error::Config(Context::new(
+            "the tokenizer cannot be used: its description is damaged",
+        ))),
     }
 }
 
