@@ -24,7 +24,7 @@ use self::clock::Clock;
 use self::console::Watcher;
 use self::front::Front;
 use self::program::{Program, Usage};
-use self::work::Trainer;
+use self::work::{Note, Trainer};
 use crate::server::process::Process;
 
 /// The day is the same every time.
@@ -98,6 +98,7 @@ fn a_bad_day_leaves_no_trace() {
     clock.check(&clients);
     program::flat(&clients);
     program::flat(&servers);
+    program::grows_no_more(&clients);
 }
 
 #[allow(clippy::print_stdout, reason = "what a long day was like")]
@@ -172,7 +173,7 @@ fn check(front: &Front, there: &BTreeSet<String>, report: &Value) {
         }
     }
     for (worker, run) in trainers.iter().enumerate() {
-        let mut undisturbed = Trainer::new(worker, &calm.base_url());
+        let mut undisturbed = Trainer::new(worker, &calm.base_url(), Box::new(|_| ()));
         for (step, loss) in run["losses"].as_array().unwrap().iter().enumerate() {
             undisturbed.step();
             let (found, expected) = (loss.as_f64().unwrap(), undisturbed.losses[step]);
@@ -191,11 +192,14 @@ fn check(front: &Front, there: &BTreeSet<String>, report: &Value) {
         assert!(!drawn.is_empty(), "a sampler drew nothing");
         // A few of each do: every one was drawn alone.
         let first = drawn[0][0].as_i64().unwrap();
-        let count = std::cell::Cell::new(0);
+        let mut again = Vec::new();
         stop.store(false, Ordering::SeqCst);
-        let (again, _) = work::sample(&calm.base_url(), first, &stop, || {
-            count.set(count.get() + 1);
-            stop.store(count.get() == drawn.len().min(50), Ordering::SeqCst);
+        work::sample(&calm.base_url(), first, &stop, |note| {
+            let Note::Drawn(sample) = note else {
+                panic!("{note:?} on a calm day")
+            };
+            again.push(sample);
+            stop.store(again.len() == drawn.len().min(50), Ordering::SeqCst);
         });
         assert_eq!(again, drawn[..again.len()]);
         samples += drawn.len();

@@ -1,7 +1,8 @@
 //! The program under test, as a process of its own, and what it takes.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ScopedJoinHandle;
@@ -10,13 +11,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::clock::Clock;
-use super::work::{self, Trainer};
+use super::work::{self, Note, Notes, Trainer};
 
 const TEST: &str = "soak::a_bad_day_leaves_no_trace";
 const ADDRESS: &str = "TINKER_TEST_SOAK_ADDRESS";
 const REPORT: &str = "TINKER_TEST_SOAK_REPORT";
 const TRAINERS: usize = 3;
 const SAMPLERS: usize = 3;
+/// KiB that the allocator may come to need more in half a day, whatever its length.
+const GROWTH: u64 = 3 * 1024;
 
 /// What a process takes, where the system says.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,6 +63,26 @@ pub(super) fn flat(usage: &[Usage]) {
     check("threads", |usage| usage.threads, 16);
     check("descriptors", |usage| usage.files, 16);
     check("memory in KiB", |usage| usage.kib, 16 * 1024);
+}
+
+/// On a long day memory does not grow from its second quarter, when everything has been used, to its
+/// last, by the middle of what was seen in each.
+#[track_caller]
+pub(super) fn grows_no_more(usage: &[Usage]) {
+    let quarter = usage.len() / 4;
+    if quarter < 10 {
+        return;
+    }
+    let middle = |part: &[Usage]| {
+        let mut kib: Vec<u64> = part.iter().map(|usage| usage.kib).collect();
+        kib.sort_unstable();
+        kib[kib.len() / 2]
+    };
+    let (second, last) = (
+        middle(&usage[quarter..2 * quarter]),
+        middle(&usage[3 * quarter..]),
+    );
+    assert!(last <= second + GROWTH, "{second} to {last} KiB: {usage:?}");
 }
 
 pub(super) struct Program {
@@ -141,20 +164,20 @@ pub(super) fn run() {
     let url = |worker: usize| urls[worker % 2].as_str();
     let stop = &AtomicBool::new(false);
     let stopped = || stop.load(Ordering::SeqCst);
+    let report = PathBuf::from(std::env::var(REPORT).unwrap());
     let train = |worker| {
-        let mut trainer = Trainer::new(worker, url(worker));
+        let mut trainer = Trainer::new(worker, url(worker), notes(&report, "trainer", worker));
         while !stopped() {
             trainer.step();
         }
-        json!({"losses": trainer.losses, "errors": trainer.errors,
-            "kept": trainer.kept, "deleted": trainer.deleted})
+        json!({"losses": trainer.losses, "kept": trainer.kept, "deleted": trainer.deleted})
     };
     let sample = |worker| {
         let first = worker as i64 * 1_000_000;
-        let (drawn, errors) = work::sample(url(worker), first, stop, || ());
-        json!({"drawn": drawn, "errors": errors})
+        work::sample(url(worker), first, stop, notes(&report, "sampler", worker));
+        json!({})
     };
-    let report = std::thread::scope(|scope| {
+    let mut day = std::thread::scope(|scope| {
         let trainers: Vec<_> = (0..TRAINERS)
             .map(|n| scope.spawn(move || train(n)))
             .collect();
@@ -176,5 +199,39 @@ pub(super) fn run() {
         json!({"trainers": all(trainers), "samplers": all(samplers),
             "listings": lister.join().unwrap()})
     });
-    std::fs::write(std::env::var(REPORT).unwrap(), report.to_string()).unwrap();
+    for (list, who, first) in [("trainers", "trainer", 0), ("samplers", "sampler", 1)] {
+        for (index, worker) in day[list].as_array_mut().unwrap().iter_mut().enumerate() {
+            let [drawn, errors] = noted(&report, who, first + index);
+            (worker["drawn"], worker["errors"]) = (drawn.into(), errors.into());
+        }
+    }
+    std::fs::write(report, day.to_string()).unwrap();
+}
+
+/// Where a worker's notes are.
+fn notebook(report: &Path, who: &str, worker: usize) -> PathBuf {
+    report.with_file_name(format!("{who}-{worker}.jsonl"))
+}
+
+/// Writes notes down, a line each.
+fn notes(report: &Path, who: &str, worker: usize) -> Notes {
+    let mut file = File::create(notebook(report, who, worker)).unwrap();
+    Box::new(move |note| {
+        let (kind, value) = match note {
+            Note::Drawn(value) => (0, value),
+            Note::Error(value) => (1, value),
+        };
+        writeln!(file, "{}", json!([kind, value])).unwrap();
+    })
+}
+
+/// What was drawn, and the errors.
+fn noted(report: &Path, who: &str, worker: usize) -> [Vec<Value>; 2] {
+    let mut all = [Vec::new(), Vec::new()];
+    let text = std::fs::read_to_string(notebook(report, who, worker)).unwrap();
+    for line in text.lines() {
+        let (kind, value): (usize, Value) = serde_json::from_str(line).unwrap();
+        all[kind].push(value);
+    }
+    all
 }

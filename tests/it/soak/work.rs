@@ -90,11 +90,22 @@ pub(super) struct Trainer {
     /// Those that were to be deleted, each with what is known of that.
     pub(super) deleted: Vec<(String, String)>,
     pub(super) losses: Vec<f64>,
-    pub(super) errors: Vec<Value>,
+    notes: Notes,
+}
+
+/// Where a worker's errors and samples go at once: kept in memory, they would hide what the client
+/// keeps there.
+pub(super) type Notes = Box<dyn FnMut(Note) + Send>;
+
+/// What is written down of a day's work.
+#[derive(Debug)]
+pub(super) enum Note {
+    Drawn(Value),
+    Error(Value),
 }
 
 impl Trainer {
-    pub(super) fn new(worker: usize, url: &str) -> Self {
+    pub(super) fn new(worker: usize, url: &str, notes: Notes) -> Self {
         let (service, training) = Self::begin(worker, url);
         Self {
             worker,
@@ -105,7 +116,7 @@ impl Trainer {
             kept: Vec::new(),
             deleted: Vec::new(),
             losses: Vec::new(),
-            errors: Vec::new(),
+            notes,
         }
     }
 
@@ -169,7 +180,7 @@ impl Trainer {
 
     fn recover(&mut self, endpoint: &str, mark: &[u8], error: &Error) {
         let model = self.training.model_id().to_string();
-        self.errors.push(report(&model, endpoint, mark, error));
+        (self.notes)(Note::Error(report(&model, endpoint, mark, error)));
         (self.service, self.training) = match &self.saved {
             Some((step, path)) => {
                 self.losses.truncate(*step);
@@ -185,20 +196,14 @@ impl Trainer {
     }
 }
 
-/// Draws sample after sample, each with a seed of its own: what was drawn, and the errors.
-pub(super) fn sample(
-    url: &str,
-    first: i64,
-    stop: &AtomicBool,
-    every: impl Fn(),
-) -> (Vec<Value>, Vec<Value>) {
+/// Draws sample after sample, each with a seed of its own.
+pub(super) fn sample(url: &str, first: i64, stop: &AtomicBool, mut notes: impl FnMut(Note)) {
     let begin = || {
         let create =
             |service: &ServiceClient| service.create_sampling_client(&base_model(service)?);
         insist(url, create).1
     };
     let mut sampler = begin();
-    let (mut drawn, mut errors) = (Vec::new(), Vec::new());
     let mut seed = first;
     while !stop.load(Ordering::SeqCst) {
         let prompt = ModelInput::from_ints(vec![104, 101, 97 + (seed % 26) as i32]);
@@ -207,20 +212,23 @@ pub(super) fn sample(
             .with_seed(seed);
         match sampler.sample(&prompt, params) {
             Ok(response) => {
-                drawn.push(json!([seed, response.sequences[0].tokens]));
+                notes(Note::Drawn(json!([seed, response.sequences[0].tokens])));
                 seed += 1;
             }
             // A server that was killed knows its old sessions no more.
             Err(error) => {
                 let mark = format!("\"seed\":{seed}");
                 let session = sampler.sampling_session_id().to_string();
-                errors.push(report(&session, "asample", mark.as_bytes(), &error));
+                notes(Note::Error(report(
+                    &session,
+                    "asample",
+                    mark.as_bytes(),
+                    &error,
+                )));
                 sampler = begin();
             }
         }
-        every();
     }
-    (drawn, errors)
 }
 
 /// What an error says, and the bytes by which its request is known.
