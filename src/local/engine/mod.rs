@@ -16,8 +16,9 @@
 //! Calls block, may come from any plain thread, and share the pool's threads: however many
 //! requests run at once, no more than that many cores are busy. Everything is deterministic
 //! for a given seed, whatever the number of threads, because work is cut by the data alone and
-//! added up in order. Wrong input is refused with [`Error::Invalid`](crate::Error::Invalid)
-//! before anything is computed.
+//! added up in order. With AVX-512 a large model's tokens get the same log-probabilities, to the
+//! last bit, whether they are sampled, read as a prompt or trained on. Wrong input is refused with
+//! [`Error::Invalid`](crate::Error::Invalid) before anything is computed.
 //!
 //! Inside: `model` holds the weights, `pass` runs layers forward and backward over packed rows,
 //! `attention`, `linear` (`panels` for large models), `ops` and `head` are their parts, `decode` goes on from keys and values

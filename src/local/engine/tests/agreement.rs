@@ -78,6 +78,7 @@ fn sampler_and_trainer_agree_at_bf16() {
         let prompt: Vec<u32> = (0..length).map(|_| rng.below(vocab) as u32).collect();
         let mut request = SampleRequest::new(prompt.clone(), 24);
         (request.num_samples, request.seed) = (3, Some(7));
+        request.prompt_logprobs = true;
         let output = sample(&base, Some(&adapter), &request).unwrap();
         for sequence in &output.sequences {
             let tokens = [&prompt[..], &sequence.tokens].concat();
@@ -92,11 +93,13 @@ fn sampler_and_trainer_agree_at_bf16() {
                 },
             };
             let scored = forward(&base, Some(&adapter), &[datum], &Loss::CrossEntropy).unwrap();
-            let scored = &scored.data[0].logprobs[prompt.len() - 1..];
+            let (before, scored) = scored.data[0].logprobs.split_at(prompt.len() - 1);
+            let read = output.prompt_logprobs.as_ref().unwrap();
+            let read: Vec<f32> = read.iter().flatten().copied().collect();
             assert_eq!(scored.len(), sequence.logprobs.len());
             // With the widest vectors a large model's numbers are added up in the same order.
             if !small && same_order() {
-                assert!(scored == sequence.logprobs, "{name}");
+                assert!(scored == sequence.logprobs && before == read, "{name}");
             }
             for (trained, sampled) in scored.iter().zip(&sequence.logprobs) {
                 let difference = (trained - sampled).abs();
