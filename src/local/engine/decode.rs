@@ -230,8 +230,8 @@ impl Step<'_> {
 
 /// The attention of a table's next row, which this layer has already, over all rows before it.
 ///
-/// Every number is added up in the order of [`attention::forward`], so that a token gets the same,
-/// to the last bit, whether it was sampled or is trained on.
+/// Every number is added up in the order of [`attention::forward`] (for heads of up to 256 numbers),
+/// so that a token gets the same, to the last bit, whether it was sampled or is trained on.
 fn look_back(
     config: &Config,
     window: Option<usize>,

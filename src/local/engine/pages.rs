@@ -113,7 +113,7 @@ impl Pool {
             width: self.shape.width,
             numbers: match self.shape.precision {
                 Precision::Single => Numbers::Single(vec![0.0; len]),
-                Precision::Half => Numbers::Half(vec![0; len]),
+                Precision::Half => Numbers::Half(vec![[0; 2]; len]),
             },
             used: self.used.clone(),
         })
@@ -133,7 +133,7 @@ pub(crate) struct Page {
 #[derive(Debug, Clone)]
 enum Numbers {
     Single(Vec<f32>),
-    Half(Vec<u16>),
+    Half(Vec<[u8; 2]>),
 }
 
 impl Page {
@@ -160,26 +160,20 @@ impl Page {
 
     /// Writes some rows of a layer.
     fn write(&mut self, layer: usize, rows: Range<usize>, keys: &[f32], values: &[f32]) {
-        let (width, own_keys, place) = (
-            self.width,
-            self.keys(layer),
-            self.values(layer, rows.clone()),
-        );
+        let first = self.keys(layer).start + rows.start;
+        let (width, place) = (self.width, self.values(layer, rows));
         match &mut self.numbers {
-            Numbers::Single(numbers) => {
-                turn(keys, width, |number, row, key| {
-                    numbers[own_keys.start + number * PAGE + rows.start + row] = key;
-                });
-                numbers[place].copy_from_slice(values);
+            Numbers::Single(all) => {
+                spell_keys(keys, width, &mut all[first..], |key| key);
+                all[place].copy_from_slice(values);
             }
-            Numbers::Half(numbers) => {
-                turn(keys, width, |number, row, key| {
-                    numbers[own_keys.start + number * PAGE + rows.start + row] = to_bf16(key);
-                });
-                let numbers = &mut numbers[place];
+            Numbers::Half(all) => {
+                let half = |number| to_bf16(number).to_le_bytes();
+                spell_keys(keys, width, &mut all[first..], half);
+                let all = &mut all[place];
                 vectorised(|| {
-                    for (number, value) in numbers.iter_mut().zip(values) {
-                        *number = to_bf16(*value);
+                    for (number, value) in all.iter_mut().zip(values) {
+                        *number = half(*value);
                     }
                 });
             }
@@ -188,28 +182,20 @@ impl Page {
 
     /// Reads some rows of a layer, widened.
     fn read(&self, layer: usize, rows: Range<usize>, keys: &mut [f32], values: &mut [f32]) {
-        let (width, place) = (self.width, self.values(layer, rows.clone()));
-        let turned = self.keys(layer);
-        let numbers = |row: usize| turned.clone().skip(rows.start + row).step_by(PAGE);
-        let keys = keys.chunks_exact_mut(width).enumerate();
+        let first = self.keys(layer).start + rows.start;
+        let (width, place) = (self.width, self.values(layer, rows));
         match &self.numbers {
             Numbers::Single(all) => {
-                for (row, keys) in keys {
-                    let keys = keys.iter_mut().zip(numbers(row));
-                    keys.for_each(|(key, place)| *key = all[place]);
-                }
+                read_keys(&all[first..], width, keys, |key| key);
                 values.copy_from_slice(&all[place]);
             }
             Numbers::Half(all) => {
-                let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-                for (row, keys) in keys {
-                    let keys = keys.iter_mut().zip(numbers(row));
-                    keys.for_each(|(key, place)| *key = widen(all[place]));
-                }
-                let numbers = &all[place];
+                let single = |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16);
+                read_keys(&all[first..], width, keys, single);
+                let all = &all[place];
                 vectorised(|| {
-                    for (out, number) in values.iter_mut().zip(numbers) {
-                        *out = widen(*number);
+                    for (value, number) in values.iter_mut().zip(all) {
+                        *value = single(*number);
                     }
                 });
             }
@@ -217,12 +203,21 @@ impl Page {
     }
 }
 
-/// Visits the numbers of some keys by their number within the key, then by key.
-fn turn(keys: &[f32], width: usize, mut each: impl FnMut(usize, usize, f32)) {
-    for number in 0..width {
-        let keys = keys[number..].iter().step_by(width);
-        keys.enumerate()
-            .for_each(|(row, key)| each(number, row, *key));
+/// Turns keys, a row each, into columns.
+fn spell_keys<T>(keys: &[f32], width: usize, out: &mut [T], spell: impl Fn(f32) -> T) {
+    for (row, key) in keys.chunks_exact(width).enumerate() {
+        let out = out[row..].iter_mut().step_by(PAGE);
+        out.zip(key).for_each(|(out, number)| *out = spell(*number));
+    }
+}
+
+/// And back.
+fn read_keys<T: Copy>(from: &[T], width: usize, keys: &mut [f32], read: impl Fn(T) -> f32) {
+    for (row, key) in keys.chunks_exact_mut(width).enumerate() {
+        let from = from[row..].iter().step_by(PAGE);
+        key.iter_mut()
+            .zip(from)
+            .for_each(|(number, from)| *number = read(*from));
     }
 }
 
@@ -261,7 +256,7 @@ impl Stretch<'_> {
         let place = place.start + start * PAGE..place.end;
         match &self.page.numbers {
             Numbers::Single(keys) => add_rows(q, &keys[place], PAGE, PAGE, out, stride),
-            Numbers::Half(keys) => add_rows(q, halves(&keys[place]), PAGE, PAGE, out, stride),
+            Numbers::Half(keys) => add_rows(q, &keys[place], PAGE, PAGE, out, stride),
         }
     }
 
@@ -275,15 +270,9 @@ impl Stretch<'_> {
         let place = place.start + start..place.end;
         match &self.page.numbers {
             Numbers::Single(values) => add_rows(weights, &values[place], width, dim, out, dim),
-            Numbers::Half(values) => {
-                add_rows(weights, halves(&values[place]), width, dim, out, dim);
-            }
+            Numbers::Half(values) => add_rows(weights, &values[place], width, dim, out, dim),
         }
     }
-}
-
-fn halves(numbers: &[u16]) -> &[[u8; 2]] {
-    bytemuck::cast_slice(numbers)
 }
 
 /// The pages of one sequence. A clone shares them, and copies what it writes to.

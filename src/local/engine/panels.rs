@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::gemm::{
-    Factors, Multiply, Rows, View, Weight, accumulate, project, short_products, shorten,
+    Factors, Multiply, Number, Rows, View, Weight, accumulate, project, short_products, shorten,
     vectorised, widen,
 };
 use super::linear::{Lora, Slot};
@@ -204,7 +204,7 @@ impl Panel<'_> {
     }
 
     /// The products with some of its weights.
-    fn multiply<X: Weight, W: Weight + Multiply<X>>(
+    fn multiply<X: Weight + Number, W: Weight + Multiply<X>>(
         &mut self,
         [x, rest]: [&[X]; 2],
         w: &[W],

@@ -110,58 +110,39 @@ fn mask(count: usize) -> u16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 
-/// Rows of type `X` and weights that can be multiplied with them, some numbers at a time.
-pub(crate) trait Multiply<X>: Copy {
-    /// Numbers that one step takes of each.
+/// Numbers that are multiplied with each other, some at a time.
+pub(crate) trait Number: Copy {
+    /// How many one step takes.
     const STEP: usize;
-    /// Whether it takes only what every processor with AVX-512 has.
-    const COMMON: bool = false;
-    /// Some weights of a row, and some numbers of the other side, ready to be multiplied.
-    type Weights: Copy;
-    type Numbers: Copy;
+    /// Whether that takes only what every processor with AVX-512 has.
+    const COMMON: bool;
+    type Vector: Copy;
 
-    /// The next weights of a row from `at` on, a multiple of the step; of those beyond `left` the
-    /// products are 0.
+    /// The next numbers; what is beyond `left` is 0.
     ///
     /// # Safety
     ///
-    /// The processor has what it takes, and the row has `left` weights more.
-    unsafe fn weights(row: *const Self, at: usize, left: usize) -> Self::Weights;
-
-    /// The same of the other side.
-    ///
-    /// # Safety
-    ///
-    /// As above.
-    unsafe fn numbers(row: *const X, at: usize, left: usize) -> Self::Numbers;
+    /// The processor has what it takes, and there are `left` numbers.
+    unsafe fn vector(from: *const Self, left: usize) -> Self::Vector;
 
     /// Adds the products, in lanes.
     ///
     /// # Safety
     ///
     /// The processor has what it takes.
-    unsafe fn add(sum: __m512, x: Self::Numbers, w: Self::Weights) -> __m512;
+    unsafe fn add(sum: __m512, x: Self::Vector, w: Self::Vector) -> __m512;
 }
 
-/// Weights are widened.
-impl<W: Load> Multiply<f32> for W {
+impl Number for f32 {
     const STEP: usize = LANES;
     const COMMON: bool = true;
-    type Weights = __m512;
-    type Numbers = __m512;
+    type Vector = __m512;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512 {
-        // SAFETY: as the caller promises; the mask ends with the row.
-        unsafe { Self::load(row, at, mask(left)) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn numbers(row: *const f32, at: usize, left: usize) -> __m512 {
-        // SAFETY: as the caller promises; the mask ends with the row.
-        unsafe { f32::load(row, at, mask(left)) }
+    unsafe fn vector(from: *const Self, left: usize) -> __m512 {
+        // SAFETY: as the caller promises; the mask ends with the numbers.
+        unsafe { _mm512_maskz_loadu_ps(mask(left), from) }
     }
 
     #[inline]
@@ -171,24 +152,22 @@ impl<W: Load> Multiply<f32> for W {
     }
 }
 
-/// Both in bf16: products are exact, and added up as `f32`.
-impl Multiply<[u8; 2]> for [u8; 2] {
+/// In bf16: products are exact, and added up as `f32`.
+impl Number for [u8; 2] {
     const STEP: usize = 2 * LANES;
-    type Weights = __m512bh;
-    type Numbers = __m512bh;
+    const COMMON: bool = false;
+    type Vector = __m512bh;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512bh {
-        // SAFETY: as the caller promises.
-        unsafe { load_halves(row.add(at), left) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn numbers(row: *const Self, at: usize, left: usize) -> __m512bh {
-        // SAFETY: as the caller promises.
-        unsafe { load_halves(row.add(at), left) }
+    unsafe fn vector(from: *const Self, left: usize) -> __m512bh {
+        let mask = ((1u64 << left.min(Self::STEP)) - 1) as u32;
+        // SAFETY: as the caller promises, since the mask ends with the numbers; both types are 32 of
+        // sixteen bits.
+        unsafe {
+            let bits = _mm512_maskz_loadu_epi16(mask, from.cast());
+            std::mem::transmute::<__m512i, __m512bh>(bits)
+        }
     }
 
     #[inline]
@@ -198,27 +177,38 @@ impl Multiply<[u8; 2]> for [u8; 2] {
     }
 }
 
-/// Up to 32 numbers in bf16; what is missing is 0.
-///
-/// # Safety
-///
-/// The processor has AVX-512 with bf16, and there are `left` numbers.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn load_halves(row: *const [u8; 2], left: usize) -> __m512bh {
-    let mask = ((1u64 << left.min(2 * LANES)) - 1) as u32;
-    // SAFETY: as the caller promises, since the mask ends with the row; both types are 32 numbers
-    // of sixteen bits.
-    unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_maskz_loadu_epi16(mask, row.cast())) }
+/// Weights that can be multiplied with numbers of type `X`.
+pub(crate) trait Multiply<X: Number>: Copy {
+    /// The next weights of a row from `at` on, a multiple of the step; what is beyond `left` is 0.
+    ///
+    /// # Safety
+    ///
+    /// The processor has what it takes, and the row has `left` weights more.
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> X::Vector;
+}
+
+/// Weights are widened.
+impl<W: Load> Multiply<f32> for W {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512 {
+        // SAFETY: as the caller promises; the mask ends with the row.
+        unsafe { Self::load(row, at, mask(left)) }
+    }
+}
+
+impl Multiply<[u8; 2]> for [u8; 2] {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn weights(row: *const Self, at: usize, left: usize) -> __m512bh {
+        // SAFETY: as the caller promises.
+        unsafe { Self::vector(row.add(at), left) }
+    }
 }
 
 /// A block at a time, widened, and rounded to bf16: that is nearer than a block is to what it was
 /// made of.
 impl Multiply<[u8; 2]> for Q8Block {
-    const STEP: usize = 2 * LANES;
-    type Weights = __m512bh;
-    type Numbers = __m512bh;
-
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,avx512bf16")]
     unsafe fn weights(row: *const Self, at: usize, _: usize) -> __m512bh {
@@ -228,19 +218,6 @@ impl Multiply<[u8; 2]> for Q8Block {
             let high = Self::load(row, at + LANES, u16::MAX);
             _mm512_cvtne2ps_pbh(high, low)
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn numbers(row: *const [u8; 2], at: usize, left: usize) -> __m512bh {
-        // SAFETY: as the caller promises.
-        unsafe { load_halves(row.add(at), left) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn add(sum: __m512, x: __m512bh, w: __m512bh) -> __m512 {
-        _mm512_dpbf16_ps(sum, x, w)
     }
 }
 
@@ -259,7 +236,7 @@ pub(super) fn shorten(all: &[Q8Block], out: &mut [[u8; 2]]) {
 
 /// See [`super::project`], which has checked all sizes and asked for [`available`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-pub(super) fn project<X: Weight, W: Weight + Multiply<X>>(
+pub(super) fn project<X: Weight + Number, W: Weight + Multiply<X>>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     first: usize,
@@ -270,7 +247,7 @@ pub(super) fn project<X: Weight, W: Weight + Multiply<X>>(
 
 /// The same with [`short_products`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c,avx512bf16")]
-pub(super) fn project_short<X: Weight, W: Weight + Multiply<X>>(
+pub(super) fn project_short<X: Weight + Number, W: Weight + Multiply<X>>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     first: usize,
@@ -282,7 +259,7 @@ pub(super) fn project_short<X: Weight, W: Weight + Multiply<X>>(
 /// All rows, some at a time. This and what it calls is always inlined, into functions that say what
 /// the processor has.
 #[inline(always)]
-fn rows<X: Weight, W: Weight + Multiply<X>>(
+fn rows<X: Weight + Number, W: Weight + Multiply<X>>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     first: usize,
@@ -310,7 +287,7 @@ fn rows<X: Weight, W: Weight + Multiply<X>>(
 
 /// `ROWS` rows from `row` on against all columns, `COLS` at a time.
 #[inline(always)]
-fn columns<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+fn columns<X: Weight + Number, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     row: usize,
@@ -330,7 +307,7 @@ fn columns<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: us
 }
 
 #[inline(always)]
-fn tile<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+fn tile<X: Weight + Number, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     row: usize,
@@ -366,19 +343,24 @@ fn tile<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize
 }
 
 #[inline(always)]
-fn add_products<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+fn add_products<
+    X: Weight + Number,
+    W: Weight + Multiply<X>,
+    const ROWS: usize,
+    const COLS: usize,
+>(
     sums: &mut [[__m512; COLS]; ROWS],
     factors: Factors<'_, X, W>,
     row: usize,
     col: usize,
 ) {
     let inner = factors.inner;
-    let (row_blocks, blocks) = (inner / X::COUNT, inner / W::COUNT);
-    let x = &factors.x[row * row_blocks..(row + ROWS) * row_blocks];
+    let blocks = inner / W::COUNT;
+    let x = &factors.x[row * inner..(row + ROWS) * inner];
     let w = &factors.w[col * blocks..(col + COLS) * blocks];
-    let whole = inner - inner % W::STEP;
-    for at in (0..whole).step_by(W::STEP) {
-        add_step(sums, x, w, inner, at, W::STEP);
+    let whole = inner - inner % X::STEP;
+    for at in (0..whole).step_by(X::STEP) {
+        add_step(sums, x, w, inner, at, X::STEP);
     }
     if whole < inner {
         add_step(sums, x, w, inner, whole, inner - whole);
@@ -387,7 +369,7 @@ fn add_products<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COL
 
 /// The products of one step from `at` on, of which `left` numbers are left.
 #[inline(always)]
-fn add_step<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
+fn add_step<X: Weight + Number, W: Weight + Multiply<X>, const ROWS: usize, const COLS: usize>(
     sums: &mut [[__m512; COLS]; ROWS],
     x: &[X],
     w: &[W],
@@ -395,12 +377,12 @@ fn add_step<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: u
     at: usize,
     left: usize,
 ) {
-    let (row_blocks, blocks) = (inner / X::COUNT, inner / W::COUNT);
-    debug_assert!(x.len() == ROWS * row_blocks && w.len() == COLS * blocks);
+    let blocks = inner / W::COUNT;
+    debug_assert!(x.len() == ROWS * inner && w.len() == COLS * blocks);
     // SAFETY: the processor has what it takes, or nothing here would run; the slices have all
     // `ROWS` and `COLS` of their rows, and those have `left` numbers more.
     unsafe {
-        let weights: [W::Weights; COLS] = std::array::from_fn(|col| {
+        let weights: [X::Vector; COLS] = std::array::from_fn(|col| {
             let row = w.as_ptr().add(col * blocks);
             if W::FAR && COLS > 1 {
                 // Rows are too short for the processor to see that the next tile's come next; one
@@ -411,9 +393,9 @@ fn add_step<X: Weight, W: Weight + Multiply<X>, const ROWS: usize, const COLS: u
             W::weights(row, at, left)
         });
         for (row, sums) in sums.iter_mut().enumerate() {
-            let x = W::numbers(x.as_ptr().add(row * row_blocks), at, left);
+            let x = X::vector(x.as_ptr().add(row * inner + at), left);
             for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = W::add(*sum, x, weights);
+                *sum = X::add(*sum, x, weights);
             }
         }
     }

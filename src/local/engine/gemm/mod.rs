@@ -14,11 +14,18 @@ use super::quant::{self, Dtype, Q8Block};
 #[cfg(target_arch = "x86_64")]
 use avx512::Load;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Multiply;
+pub(crate) use avx512::{Multiply, Number};
 #[cfg(not(target_arch = "x86_64"))]
 use std::marker::Copy as Load;
 
-/// Rows of type `X` and weights that can be multiplied with them.
+/// Numbers that are multiplied with each other.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) trait Number {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl<X> Number for X {}
+
+/// Weights that can be multiplied with numbers of type `X`.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) trait Multiply<X> {}
 
@@ -282,7 +289,7 @@ impl<X: Weight, W: Weight> Factors<'_, X, W> {
 
     fn check(&self, rows: usize, columns: usize) {
         assert!(
-            self.x.len() * X::COUNT >= rows * self.inner,
+            self.x.len() >= rows * self.inner,
             "left matrix is too small"
         );
         assert!(
@@ -293,10 +300,8 @@ impl<X: Weight, W: Weight> Factors<'_, X, W> {
             self.w.len() * W::COUNT >= columns * self.inner,
             "right matrix is too small"
         );
-        assert!(
-            self.inner.is_multiple_of(X::COUNT) && self.inner.is_multiple_of(W::COUNT),
-            "rows end in a block"
-        );
+        assert!(X::COUNT == 1, "the left matrix has no blocks");
+        assert!(self.inner.is_multiple_of(W::COUNT), "rows end in a block");
     }
 }
 
@@ -322,7 +327,7 @@ pub(crate) const FEW_ROWS: usize = 8;
 /// # Panics
 ///
 /// If a matrix is smaller than the result.
-pub(crate) fn project<X: Weight, W: Weight + Multiply<X>>(
+pub(crate) fn project<X: Weight + Number, W: Weight + Multiply<X>>(
     main: Factors<'_, X, W>,
     more: Factors<'_, f32, f32>,
     rows: Rows,
@@ -336,7 +341,7 @@ pub(crate) fn project<X: Weight, W: Weight + Multiply<X>>(
     if avx512::short_products() {
         // SAFETY: the processor has AVX-512 with these products, as was just asked.
         return unsafe { avx512::project_short(main, more, first, out) };
-    } else if W::COMMON && avx512::available() {
+    } else if X::COMMON && avx512::available() {
         // SAFETY: the processor has AVX-512, as was just asked, and needs nothing else.
         return unsafe { avx512::project(main, more, first, out) };
     }
@@ -368,7 +373,7 @@ fn project_plain<X: Weight, W: Weight>(
     let mut w = vec![0.0; main.w.len() * W::COUNT];
     W::widen(main.w, &mut w);
     for x in [main.x, main.rest].into_iter().filter(|x| !x.is_empty()) {
-        let mut widened = vec![0.0; x.len() * X::COUNT];
+        let mut widened = vec![0.0; x.len()];
         X::widen(x, &mut widened);
         add(&widened, &w, main.inner);
     }
@@ -641,7 +646,7 @@ mod tests {
 
     /// Products in every way, into the middle of longer rows.
     #[track_caller]
-    fn check_spread<X: Weight, W: Weight + Multiply<X>>(
+    fn check_spread<X: Weight + Number, W: Weight + Multiply<X>>(
         main: Factors<'_, X, W>,
         more: Factors<'_, f32, f32>,
         n: usize,
