@@ -226,8 +226,9 @@ impl Builder {
 
     /// Draws samples from the weights rounded to Q8_0, eight bits and a scale for each 32: fewer bytes
     /// to fetch for each token, so one sample at a time comes faster, by a tenth to two fifths as memory
-    /// is fast or slow, for half as many bytes again in memory. Training goes on from the weights as they are, so its log-probabilities differ
-    /// from a sampler's by some hundredths; the log says so, as a warning. Models small enough to be
+    /// is fast or slow, for half as many bytes again in memory. Training goes on from the weights as they
+    /// are, so its log-probabilities differ from a sampler's by some hundredths; the log says so, as a
+    /// warning. Models small enough to be
     /// kept in `f32`, such as the built-in one, stay as they are. Default: off.
     pub fn quantized_sampling(mut self, on: bool) -> Self {
         self.quantized_sampling = on;

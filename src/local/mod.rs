@@ -13,8 +13,7 @@
 //!
 //! Models are computed in `f32`. Only those kept in bf16 are multiplied in bf16, and added up in `f32`,
 //! where the processor has such products (AVX-512 BF16); their logits keep twice the digits, and
-//! gradients are `f32` everywhere. That leaves the log-probabilities of SmolLM2-135M 0.010 off those of
-//! `f32` on average, where PyTorch in bf16 is 0.025 off. With AVX-512 a model of some ten million weights or more is added up in one
+//! gradients are `f32` everywhere. That leaves log-probabilities some hundredths off those of `f32`. With AVX-512 a model of some ten million weights or more is added up in one
 //! order, so that training scores a sampled token with the very log-probability it was sampled with,
 //! to the last bit: until the next step, samples are exactly on policy. Elsewhere the two differ by
 //! less than a thousandth.

@@ -204,6 +204,31 @@ mod tests {
         assert!((hits as f64 / f64::from(draws) - expected).abs() < 0.01);
     }
 
+    /// Tokens of several blocks, the last of which is not whole.
+    #[test]
+    fn draws_find_their_token_in_a_large_vocabulary() {
+        let likely = [(0, 0.1), (255, 0.2), (256, 0.3), (999, 0.4)];
+        let mut logits = vec![f32::NEG_INFINITY; 1000];
+        for (token, share) in likely {
+            logits[token] = f64::ln(share) as f32;
+        }
+        let picker = Picker::new(1.0, None, 1.0);
+        let (mut rng, mut room) = (Rng::new(5), Candidates::default());
+        let mut seen = vec![0u32; 1000];
+        let draws = 20_000;
+        for _ in 0..draws {
+            seen[picker.pick(&logits, &mut rng, &mut room) as usize] += 1;
+        }
+        for (token, share) in likely {
+            let found = f64::from(seen[token]) / f64::from(draws);
+            assert!((found - share).abs() < 0.02, "{token}: {found}");
+        }
+        assert_eq!(
+            likely.map(|(token, _)| seen[token]).iter().sum::<u32>(),
+            draws
+        );
+    }
+
     #[test]
     fn top_sorts_by_probability_then_id() {
         let tokens: Vec<u32> = top(&LOGITS, 0.0, 3)

@@ -470,7 +470,7 @@ fn add_some<W: Load, const ROWS: usize>(
                 let from = rows.as_ptr().add(index * stride);
                 let values = [
                     W::load(from, start, masks[0]),
-                    W::load(from, start + LANES, masks[1]),
+                    W::load(from, width.min(start + LANES), masks[1]),
                 ];
                 for (row, sums) in sums.iter_mut().enumerate() {
                     let at = row * weights.row_stride + index * weights.col_stride;
