@@ -13,10 +13,10 @@
 //!
 //! Models are computed in `f32`. Only those kept in bf16 are multiplied in bf16, and added up in `f32`,
 //! where the processor has such products (AVX-512 BF16); their logits keep twice the digits, and
-//! gradients are `f32` everywhere. That leaves log-probabilities some hundredths off those of `f32`. With AVX-512 a model of some ten million weights or more is added up in one
-//! order, so that training scores a sampled token with the very log-probability it was sampled with,
-//! to the last bit: until the next step, samples are exactly on policy. Elsewhere the two differ by
-//! less than a thousandth.
+//! gradients are `f32` everywhere. That leaves log-probabilities some hundredths off those of `f32`.
+//! With AVX-512 a model of some ten million weights or more is added up in one order, so that training
+//! scores a sampled token with the very log-probability it was sampled with, to the last bit: until the
+//! next step, samples are exactly on policy. Elsewhere the two differ by less than a thousandth.
 //!
 //! Requests of a model run in the order of their numbers, whatever order they arrive in, and a
 //! repeated request is the same request. Results are kept until they have been fetched, and a
