@@ -115,20 +115,19 @@ impl RepoCache {
             return Ok(place);
         }
         make_parent(&place)?;
-        // What points to a blob that is gone stands in the way.
-        let _ = fs::remove_file(&place);
         let up = "../".repeat(2 + path.matches('/').count());
-        let linked = link(
-            Path::new(&format!("{up}blobs/{etag}")),
-            &self.blob(etag),
-            &place,
-        );
-        match linked {
-            // Another thread was faster.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(place),
-            Err(error) => Err(cannot("make", &place, error)),
-            Ok(()) => Ok(place),
+        let target = PathBuf::from(format!("{up}blobs/{etag}"));
+        // In one step: another thread's or process's link, and what points to a blob that is gone,
+        // give way to one that is as good.
+        let made = self.incomplete(&uuid::Uuid::new_v4().to_string());
+        let placed =
+            link(&target, &self.blob(etag), &made).and_then(|()| fs::rename(&made, &place));
+        if placed.is_err() {
+            // What failed is reported; the leftover is not worth a second error.
+            let _ = fs::remove_file(&made);
         }
+        placed.map_err(|error| cannot("make", &place, error))?;
+        Ok(place)
     }
 }
 
@@ -185,6 +184,8 @@ pub(super) fn cannot(what: &str, place: &Path, error: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -223,5 +224,41 @@ mod tests {
         assert!(!cache.is_absent("main", "c"));
         cache.note_absent("abc", "c").unwrap();
         assert!(cache.is_absent("main", "c"));
+    }
+
+    /// Also where something points to a blob that is gone.
+    #[test]
+    fn what_one_thread_linked_no_other_takes_away() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = RepoCache::new(root.path(), "models", "org/name");
+        make_parent(&cache.blob("e1")).unwrap();
+        fs::write(cache.blob("e1"), "{}").unwrap();
+        let commits: Vec<String> = (0..1000).map(|commit| format!("c{commit}")).collect();
+        for commit in commits.iter().step_by(2) {
+            let place = cache.place(commit, "a.json");
+            make_parent(&place).unwrap();
+            link(Path::new("../../blobs/gone"), &cache.blob("e1"), &place).unwrap();
+        }
+        let (arrived, lost) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for (round, commit) in commits.iter().enumerate() {
+                        // Awake, so that they begin at once.
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        while arrived.load(Ordering::SeqCst) < 4 * (round + 1) {
+                            std::thread::yield_now();
+                        }
+                        let place = cache.link(commit, "a.json", "e1").ok();
+                        if place.and_then(|place| fs::read(place).ok()).is_none() {
+                            lost.fetch_add(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(lost.into_inner(), 0);
+        let blobs = fs::read_dir(root.path().join("models--org--name/blobs"));
+        assert_eq!(blobs.unwrap().count(), 1, "nothing half made is left");
     }
 }
