@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::engine::Base;
+use super::engine::Weights;
 use crate::error::{Context, Error, Result};
 
 /// The name of the model that ships with the crate.
@@ -53,12 +53,12 @@ pub(super) enum Files {
 }
 
 impl Files {
-    /// Reads the model, on a thread of its own.
-    pub(super) fn load(&self) -> Result<Base> {
+    /// Reads the model.
+    pub(super) fn load(&self) -> Result<Weights> {
         match self {
-            Self::BuiltIn => Base::builtin(1),
-            Self::Folder(path) => Base::load(path, 1),
-            Self::Gguf(path) => Base::load_gguf(path, 1),
+            Self::BuiltIn => Weights::builtin(),
+            Self::Folder(path) => Weights::load(path),
+            Self::Gguf(path) => Weights::load_gguf(path),
         }
     }
 }

@@ -101,7 +101,7 @@ fn gguf(bytes: &[u8]) -> Result<()> {
     // Many files have weights only, or a vocabulary only.
     let _ = crate::text::Tokenizer::open(&file);
     #[cfg(feature = "local")]
-    let _ = crate::local::engine::Base::load_gguf(&file, 1);
+    let _ = crate::local::engine::Weights::load_gguf(&file);
     Ok(())
 }
 
@@ -145,7 +145,7 @@ fn weights(bytes: &[u8]) -> Result<()> {
         "vocab_size": 40}"#;
     let folder = Folder::with("model.safetensors", bytes)?;
     folder.write("config.json", CONFIG)?;
-    crate::local::engine::Base::load(&folder.0, 1).map(drop)
+    crate::local::engine::Weights::load(&folder.0).map(drop)
 }
 
 /// What arrives at the server's front; the first byte says how many bytes at a time.

@@ -11,7 +11,7 @@ use super::assemble::TensorSource;
 use super::config::Config;
 use super::mapping::{Mapping, Section};
 use super::matrix::{Matrix, Order};
-use super::model::{Base, Projection, Weights};
+use super::model::{Projection, Weights};
 use super::quant::{Dtype, widen};
 use crate::error::{Context, Error, Result};
 
@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 /// and are widened piece by piece, so that they need no more memory than disk.
 const WIDEN_UP_TO: usize = 16 << 20;
 
-impl Base {
+impl Weights {
     /// Loads a folder as transformers writes it: a family of the table, in f32, f16 or bf16.
     ///
     /// The files are mapped, not read: they must not change while the model is in use.
@@ -28,7 +28,7 @@ impl Base {
     ///
     /// If a file is missing or damaged, or the model is of a kind this engine does not run; the
     /// message names the file, the tensor or the setting.
-    pub(crate) fn load(folder: &Path, threads: usize) -> Result<Self> {
+    pub(crate) fn load(folder: &Path) -> Result<Self> {
         let mut config = Config::parse(&read(&folder.join("config.json"))?)?;
         let generation = folder.join("generation_config.json");
         if generation.exists() {
@@ -38,11 +38,9 @@ impl Base {
             .iter()
             .map(|name| Ok((name.clone(), Mapping::open(&folder.join(name))?)))
             .collect::<Result<Vec<_>>>()?;
-        Self::new(Weights::from_files(config, files)?, threads)
+        Self::from_files(config, files)
     }
-}
 
-impl Weights {
     /// Finds every tensor of the decoder in mapped files.
     ///
     /// # Errors

@@ -8,13 +8,13 @@ use super::config::{Bias, Config, LayerKind, Usual};
 use super::family::{FAMILIES, Family, Windows};
 use super::mapping::{Mapping, Section};
 use super::matrix::{Matrix, Order};
-use super::model::{Base, Weights};
+use super::model::Weights;
 use super::quant::{Dtype, widen};
 use super::rope::{Rope, Scaling};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 
-impl Base {
+impl Weights {
     /// Loads a GGUF file, quantised or not; the numbers stay in the file and are widened when
     /// used.
     ///
@@ -22,11 +22,11 @@ impl Base {
     ///
     /// If the file is damaged, or of an architecture or a type this engine does not run; the
     /// message names the value or the tensor.
-    pub(crate) fn load_gguf(path: &Path, threads: usize) -> Result<Self> {
+    pub(crate) fn load_gguf(path: &Path) -> Result<Self> {
         let file = Gguf::open(path)?;
         let tensors = Tensors::index(&file, &Mapping::open(path)?)?;
         let config = tensors.config(&file)?;
-        Self::new(Weights::assemble(config, &tensors)?, threads)
+        Self::assemble(config, &tensors)
     }
 }
 

@@ -3,8 +3,10 @@
 //! It computes and nothing else: no HTTP, no clock, no files but the weights it is told to read.
 //! A few values are all there is to know:
 //!
+//! - [`Weights`]: [`Weights::builtin`] ships with the crate, [`Weights::load`] reads a folder,
+//!   [`Weights::load_gguf`] a file.
 //! - [`Base`]: frozen weights and the thread pool that runs them, cheap to clone and shared by
-//!   everything on it: [`Base::builtin`] ships with the crate, [`Base::load`] reads a folder.
+//!   everything on it.
 //! - [`Trainer`]: one model in training. [`forward_backward`](Trainer::forward_backward) gathers
 //!   gradients, [`optim_step`](Trainer::optim_step) uses them up; [`Trainer::adapter`] is a
 //!   snapshot for sampling; [`Trainer::save`] and [`Trainer::restore`] keep adapter and optimiser
@@ -80,7 +82,7 @@ pub(crate) use lora::{Adapter, LoraSpec};
 pub(crate) use loss::Loss;
 #[cfg(feature = "text")]
 pub(crate) use merge::{Layout, MergedTensor};
-pub(crate) use model::{Base, Threads};
+pub(crate) use model::{Base, Threads, Weights};
 pub(crate) use optim::AdamParams;
 pub(crate) use peft::{PeftFiles, base_model};
 #[cfg(feature = "text")]
@@ -103,7 +105,9 @@ pub(crate) mod inside {
     pub(crate) use super::linear::{Slot, add};
     pub(crate) use super::lora::{LoraSpec, Target};
     pub(crate) use super::matrix::Matrix;
-    pub(crate) use super::model::{AfterNorms, Base, HeadNorms, Layer, Net, Projection, Weights};
+    pub(crate) use super::model::{
+        AfterNorms, Base, HeadNorms, Layer, Net, Projection, Threads, Weights,
+    };
     pub(crate) use super::optim::AdamState;
     pub(crate) use super::pass::{Gradients, Rest, RestLayer};
     pub(crate) use super::rng::Rng;

@@ -205,31 +205,16 @@ impl Weights {
 }
 
 impl Base {
-    /// Puts weights to work on `threads` threads (0 means one per core).
-    ///
-    /// # Errors
-    ///
-    /// If the threads cannot be started.
-    pub(crate) fn new(weights: Weights, threads: usize) -> Result<Self> {
-        Ok(Self {
+    /// Puts weights to work.
+    pub(crate) fn on(threads: &Threads, weights: Weights) -> Self {
+        Self {
             inner: Arc::new(Inner {
                 weights,
                 quantised: None,
-                threads: Threads::new(threads)?,
+                threads: threads.clone(),
                 scratch: Mutex::default(),
             }),
-        })
-    }
-
-    /// The same on other threads.
-    ///
-    /// # Panics
-    ///
-    /// If it is shared already.
-    pub(crate) fn on(mut self, threads: &Threads) -> Self {
-        let inner = Arc::get_mut(&mut self.inner).expect("a model is shared after it is placed");
-        inner.threads = threads.clone();
-        self
+        }
     }
 
     /// The same with samples drawn from weights in Q8_0. A small model stays as it is.

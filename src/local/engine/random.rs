@@ -1,8 +1,12 @@
-//! Random numbers, weights and shapes, for tests and for the shipped model's recipe.
+//! Random numbers, weights and shapes, and models on threads of their own, for tests and for the shipped
+//! model's recipe.
 
+use std::path::Path;
+
+use crate::error::Result;
 use crate::local::engine::inside::{
-    Activation, AfterNorms, Bias, Config, Family, HeadNorms, Layer, LayerKind, LoraSpec, Matrix,
-    Projection, Rng, Rope, Usual, Weights,
+    Activation, AfterNorms, Base, Bias, Config, Family, HeadNorms, Layer, LayerKind, LoraSpec,
+    Matrix, Projection, Rng, Rope, Threads, Usual, Weights,
 };
 
 impl Rng {
@@ -108,5 +112,24 @@ impl LoraSpec {
             mlp: true,
             unembed: true,
         }
+    }
+}
+
+/// The number is of threads; 0 means one per core.
+impl Base {
+    pub(crate) fn new(weights: Weights, threads: usize) -> Result<Self> {
+        Ok(Self::on(&Threads::new(threads)?, weights))
+    }
+
+    pub(crate) fn builtin(threads: usize) -> Result<Self> {
+        Self::new(Weights::builtin()?, threads)
+    }
+
+    pub(crate) fn load(folder: &Path, threads: usize) -> Result<Self> {
+        Self::new(Weights::load(folder)?, threads)
+    }
+
+    pub(crate) fn load_gguf(path: &Path, threads: usize) -> Result<Self> {
+        Self::new(Weights::load_gguf(path)?, threads)
     }
 }

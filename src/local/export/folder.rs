@@ -44,7 +44,7 @@ pub(super) fn write(export: &Export, opened: &Opened, folder: &Path) -> Result<E
         output.write(name, bytes)?;
     }
     output.write("config.json", format!("{config:#}\n").as_bytes())?;
-    let weights = opened.base.weights();
+    let weights = &opened.weights;
     let tensors = weights.merged(Some(&opened.adapter), Layout::HuggingFace);
     let bytes = write_weights(export, &output, &tensors, weight_type)?;
     Ok(Exported {
@@ -187,7 +187,7 @@ fn config(opened: &Opened, weight_type: WeightType) -> Result<Value> {
             };
             parse(&fs::read(&path).map_err(cannot)?)?
         }
-        Files::Gguf(path) => described(opened.base.config(), &Front::open(path)?)?,
+        Files::Gguf(path) => described(&opened.weights.config, &Front::open(path)?)?,
     };
     let dtype = match weight_type {
         WeightType::F32 => "float32",

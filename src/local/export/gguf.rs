@@ -14,7 +14,7 @@ use crate::local::source::Files;
 use crate::text::to_gguf::{self, Values};
 
 pub(super) fn write(export: &Export, opened: &Opened, file: &Path) -> Result<Exported> {
-    let config = opened.base.config();
+    let config = &opened.weights.config;
     let weight_type = export.weight_type.unwrap_or(WeightType::F16);
     check(config)?;
     let mut values = general(&opened.name, config, weight_type);
@@ -33,7 +33,7 @@ pub(super) fn write(export: &Export, opened: &Opened, file: &Path) -> Result<Exp
             factors.len() * 4,
         );
     }
-    let weights = opened.base.weights();
+    let weights = &opened.weights;
     let tensors = weights.merged(Some(&opened.adapter), Layout::Gguf);
     for tensor in &tensors {
         let name = ggml_name(&tensor.name, config.family);
@@ -278,7 +278,7 @@ fn frequency_factors(config: &Config) -> Option<Vec<f32>> {
 }
 
 fn vocabulary(opened: &Opened) -> Result<Values> {
-    let config = opened.base.config();
+    let config = &opened.weights.config;
     let tokens = config.vocab;
     let mut values = match &opened.files {
         Files::BuiltIn => to_gguf::of_text(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG, tokens)?,

@@ -51,7 +51,7 @@ use std::sync::Arc;
 pub use numbers::WeightType;
 
 use super::adapter;
-use super::engine::{Adapter, Base, Dtype, PeftFiles, base_model, stored_as};
+use super::engine::{Adapter, Dtype, PeftFiles, Weights, base_model, stored_as};
 use super::source::{Files, ModelSource};
 use crate::error::{Context, Error, Result};
 use output::{Failure, Output};
@@ -196,9 +196,9 @@ impl Export {
             }
         };
         let files = source.files()?;
-        let base = files.load()?;
+        let weights = files.load()?;
         Ok(Opened {
-            adapter: Adapter::from_peft(base.config(), &adapter)?,
+            adapter: Adapter::from_peft(&weights.config, &adapter)?,
             stored: match &files {
                 Files::BuiltIn => Dtype::Bf16,
                 Files::Folder(path) => stored_as(path)?,
@@ -206,7 +206,7 @@ impl Export {
                 Files::Gguf(_) => Dtype::F16,
             },
             name: source.name().to_owned(),
-            base,
+            weights,
             files,
         })
     }
@@ -225,7 +225,7 @@ impl Export {
 
 /// A model and its adapter, ready to be merged.
 struct Opened {
-    base: Base,
+    weights: Weights,
     adapter: Adapter,
     files: Files,
     name: String,
@@ -235,7 +235,7 @@ struct Opened {
 impl Opened {
     /// Whether the head becomes one of its own.
     fn unties(&self) -> bool {
-        self.base.config().tied_head && self.adapter.head().is_some()
+        self.weights.config.tied_head && self.adapter.head().is_some()
     }
 
     /// What must not be replaced by what is made of it.

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::gguf::Gguf;
 use crate::local::engine::inside::{Rng, forward};
-use crate::local::engine::{Datum, LoraSpec, Loss, LossInputs};
+use crate::local::engine::{Base, Datum, LoraSpec, Loss, LossInputs};
 
 /// A model's folder, changed as a test wants it, and an adapter of it beside it.
 struct Scene {

@@ -127,7 +127,7 @@ impl Library {
     }
 
     fn load(&self, files: &Files) -> Result<Base> {
-        let base = files.load()?.on(&self.threads);
+        let base = Base::on(&self.threads, files.load()?);
         Ok(match self.quantised {
             true => base.sampling_quantised(),
             false => base,

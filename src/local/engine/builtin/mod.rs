@@ -5,7 +5,7 @@
 
 use super::config::Config;
 use super::mapping::Mapping;
-use super::model::{Base, Weights};
+use super::model::Weights;
 use crate::error::Result;
 
 /// The weights, in bf16 under transformers' names.
@@ -31,16 +31,16 @@ pub(crate) const IM_START: u32 = 259;
 /// Ends a chat message.
 pub(crate) const IM_END: u32 = 260;
 
-impl Base {
-    /// The model that ships with the crate.
+impl Weights {
+    /// Those of the model that ships with the crate.
     ///
     /// # Errors
     ///
-    /// If the threads cannot be started.
-    pub(crate) fn builtin(threads: usize) -> Result<Self> {
+    /// If the crate was built with other files.
+    pub(crate) fn builtin() -> Result<Self> {
         let config = Config::parse(CONFIG.as_bytes())?;
         let file = ("model.safetensors".to_owned(), Mapping::embedded(WEIGHTS));
-        Self::new(Weights::from_files(config, vec![file])?, threads)
+        Self::from_files(config, vec![file])
     }
 }
 
