@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -178,24 +178,36 @@ fn run_as(
     BufReader::new(stub.stdout.take().unwrap())
         .read_line(&mut url)
         .unwrap();
-    let output = measured.args(["run", name, url.trim()]).output().unwrap();
+    let measured = measured
+        .args(["run", name, url.trim()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let process = measured.id();
+    let (ended, most) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let output = thread::scope(|scope| {
+        // From outside, so that it costs the measured process nothing.
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                most.fetch_max(status(process, "Threads:").unwrap_or(0), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let output = measured.wait_with_output().unwrap();
+        ended.store(true, Ordering::Relaxed);
+        output
+    });
     stub.kill().unwrap();
     stub.wait().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(text.trim())
-        .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)))
+    let mut figures: Value = serde_json::from_str(text.trim())
+        .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
+    figures["threads"] = most.into_inner().into();
+    figures
 }
 
 fn run(name: &str, url: &str) {
-    let most = Arc::new([const { AtomicUsize::new(0) }; 2]);
-    let seen = most.clone();
-    thread::spawn(move || {
-        loop {
-            seen[0].fetch_max(status("Threads:"), Ordering::Relaxed);
-            seen[1].fetch_max(sockets(), Ordering::Relaxed);
-            thread::sleep(Duration::from_millis(20));
-        }
-    });
     let prepared = prepare(name, url);
     let (start, cpu) = (Instant::now(), cpu_seconds());
     prepared();
@@ -204,9 +216,7 @@ fn run(name: &str, url: &str) {
         json!({
             "wall": start.elapsed().as_secs_f64(),
             "cpu": cpu_seconds() - cpu,
-            "peak": status("VmHWM:") as f64 / 1024.0,
-            "threads": most[0].load(Ordering::Relaxed),
-            "sockets": most[1].load(Ordering::Relaxed),
+            "peak": status(std::process::id(), "VmHWM:").unwrap() as f64 / 1024.0,
             "heartbeat_gap": (name == "flood").then(|| heartbeat_gap(url)),
             "handshakes": url.starts_with("https").then(|| handshakes(url)),
         })
@@ -556,19 +566,11 @@ fn heartbeat_gap(url: &str) -> f64 {
     String::from_utf8(answer).unwrap().parse().unwrap()
 }
 
-fn status(name: &str) -> usize {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-fn sockets() -> usize {
-    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-    let target = |file: std::fs::DirEntry| std::fs::read_link(file.path()).unwrap_or_default();
-    files
-        .map(target)
-        .filter(|target| target.to_string_lossy().starts_with("socket:"))
-        .count()
+/// What the system says of a process, if it is there.
+fn status(process: u32, name: &str) -> Option<usize> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// User and system time of all threads.

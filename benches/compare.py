@@ -18,6 +18,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -59,6 +60,47 @@ def environment(folder):
     return python
 
 
+def watched(command, environment):
+    """What a program says, its processor seconds, and the most threads and sockets it had, seen from
+    outside, so that it costs the program nothing."""
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    most, ended = {"threads": 0, "sockets": 0}, threading.Event()
+
+    def watch():
+        folder = pathlib.Path(f"/proc/{child.pid}")
+        over = False
+        while not over:
+            try:
+                status = (folder / "status").read_text()
+                threads = next(line for line in status.splitlines() if line.startswith("Threads:"))
+                most["threads"] = max(most["threads"], int(threads.split()[1]))
+                most["sockets"] = max(most["sockets"], sockets(folder / "fd"))
+            except (OSError, StopIteration):
+                pass  # It is ending.
+            over = ended.wait(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    output = child.stdout.read()
+    ended.set()
+    watcher.join()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return output, usage.ru_utime + usage.ru_stime, most
+
+
+def sockets(folder):
+    count = 0
+    for file in os.scandir(folder):
+        try:
+            count += os.readlink(file.path).startswith("socket:")
+        except OSError:
+            pass  # Closed meanwhile.
+    return count
+
+
 def measure(program, python, body, case, side):
     """One run of one side, with a server of its own."""
     _, name, scheme, sample, train, flags, bare = case
@@ -72,12 +114,11 @@ def measure(program, python, body, case, side):
             command = [program, "run", bare if side == "bare" else name, url]
         certificates = {"SSL_CERT_FILE": str(ROOT / "tests/fixtures/tls/ca.pem")}
         began = time.perf_counter()
-        output = subprocess.run(command, env=os.environ | certificates, check=True,
-                                stdout=subprocess.PIPE, text=True).stdout
-        figures = json.loads(output)
+        output, used, most = watched(command, os.environ | certificates)
+        figures = json.loads(output) | most
         if name == "first":
             # Starting the interpreter and importing are part of what the user waits for.
-            figures["wall"] = time.perf_counter() - began
+            figures |= {"wall": time.perf_counter() - began, "cpu": used}
         return figures
     finally:
         server.kill()

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
 import warnings
 
@@ -18,26 +17,9 @@ warnings.simplefilter("ignore")
 SAMPLES, STEPS, GROUPS = 10_000, 200, (200, 16, 512)
 
 
-def status(name):
+def peak():
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(name))
-
-
-def sockets():
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-        except OSError:
-            pass  # Closed meanwhile.
-    return count
-
-
-def watch(most):
-    while True:
-        most["threads"] = max(most["threads"], status("Threads:"))
-        most["sockets"] = max(most["sockets"], sockets())
-        time.sleep(0.02)
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) / 1024
 
 
 def prompt(T):
@@ -107,16 +89,13 @@ def prepare(case, file):
 def main():
     case, url, *file = sys.argv[1:]
     os.environ.update(TINKER_BASE_URL=url, TINKER_API_KEY="tml-bench")
-    most = {"threads": 0, "sockets": 0}
-    threading.Thread(target=watch, args=(most,), daemon=True).start()
     run = prepare(case, *file or [None])
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     figures = {
         "wall": time.perf_counter() - wall,
         "cpu": time.process_time() - cpu,
-        "peak": status("VmHWM:") / 1024,
-        **most,
+        "peak": peak(),
     }
     print(json.dumps(figures), flush=True)
     os._exit(0)
