@@ -42,7 +42,8 @@ impl Usage {
             line.split_whitespace().nth(1).unwrap().parse().unwrap()
         };
         Self {
-            kib: number("VmRSS:"),
+            // Its own, without the pages of its file, which are there as the system likes.
+            kib: number("RssAnon:"),
             threads: number("Threads:"),
             files: std::fs::read_dir(format!("{folder}/fd")).unwrap().count() as u64,
             clock_off: 0,
