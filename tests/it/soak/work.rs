@@ -237,12 +237,15 @@ fn report(model: &str, endpoint: &str, mark: &[u8], error: &Error) -> Value {
         "effect": format!("{:?}", error.effect()), "text": error.to_string()})
 }
 
+/// How many runs are listed: all of a long day's would take more and more memory.
+const LISTED: usize = 50;
+
 /// Lists runs and checkpoints, page by page; how often it got through.
 pub(super) fn list(url: &str, stop: &AtomicBool) -> usize {
     let mut listings = 0;
     while !stop.load(Ordering::SeqCst) {
         let rest = service(url).rest();
-        let runs: tinker::Result<Vec<_>> = rest.training_runs(10).collect();
+        let runs: tinker::Result<Vec<_>> = rest.training_runs(10).take(LISTED).collect();
         let checkpoints = rest.list_user_checkpoints(10);
         listings += usize::from(runs.is_ok() && checkpoints.is_ok());
     }
