@@ -65,7 +65,11 @@ fn run_with(
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{version}: {errors}");
+    assert!(
+        output.status.success(),
+        "{version}, {}: {errors}",
+        output.status
+    );
     Some(serde_json::from_slice(&output.stdout).unwrap())
 }
 

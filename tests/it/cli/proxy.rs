@@ -37,7 +37,7 @@ fn a_checkpoint_is_served_until_the_proxy_is_stopped() {
         models.contains("tinker-local/tiny") && models.contains(&path),
         "{models}"
     );
-    let ask = json!({"model": path, "prompt": "English: hello", "max_tokens": 4});
+    let ask = json!({"model": path, "prompt": "English: hello", "max_tokens": 4, "temperature": 0});
     let body = ask.to_string();
     let answer = http::request(url, "POST", "/v1/completions", &[], body.as_bytes()).unwrap();
     assert_eq!(answer.status, 200, "{answer:?}");
