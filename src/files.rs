@@ -16,18 +16,26 @@ pub(crate) fn replace(
 ) -> io::Result<()> {
     let folder = folder_of(path);
     let partial = folder.join(format!("{}{PARTIAL}", uuid::Uuid::new_v4()));
-    let written = create(&partial)
-        .and_then(|mut file| {
-            parts.iter().try_for_each(|part| file.write_all(part))?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // What failed is reported; the leftover is not worth a second error.
-        let _ = fs::remove_file(&partial);
-    }
-    written?;
+    put(path, &partial, |partial| {
+        let mut file = create(partial)?;
+        parts.iter().try_for_each(|part| file.write_all(part))?;
+        file.sync_all()
+    })?;
     sync_folder(folder)
+}
+
+/// Makes something aside and puts it in its place in one step.
+pub(crate) fn put(
+    path: &Path,
+    partial: &Path,
+    make: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let made = make(partial).and_then(|()| fs::rename(partial, path));
+    if made.is_err() {
+        // What failed is reported; the leftover is not worth a second error.
+        let _ = fs::remove_file(partial);
+    }
+    made
 }
 
 /// Makes a rename or a removal in a folder last.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Result};
-use crate::files::replace;
+use crate::files::{put, replace};
 
 /// The part of the cache that belongs to one repository.
 #[derive(Debug, Clone)]
@@ -120,13 +120,8 @@ impl RepoCache {
         // In one step: another thread's or process's link, and what points to a blob that is gone,
         // give way to one that is as good.
         let made = self.incomplete(&uuid::Uuid::new_v4().to_string());
-        let placed =
-            link(&target, &self.blob(etag), &made).and_then(|()| fs::rename(&made, &place));
-        if placed.is_err() {
-            // What failed is reported; the leftover is not worth a second error.
-            let _ = fs::remove_file(&made);
-        }
-        placed.map_err(|error| cannot("make", &place, error))?;
+        put(&place, &made, |made| link(&target, &self.blob(etag), made))
+            .map_err(|error| cannot("make", &place, error))?;
         Ok(place)
     }
 }

@@ -236,3 +236,13 @@ fn noted(report: &Path, who: &str, worker: usize) -> [Vec<Value>; 2] {
     }
     all
 }
+
+#[test]
+#[should_panic(expected = " KiB: ")]
+fn memory_that_grows_all_day_is_noticed() {
+    let life = |life: u64| Usage {
+        kib: 16_000 + 100 * life,
+        ..Usage::default()
+    };
+    grows_no_more(&(0..80).map(life).collect::<Vec<_>>());
+}
