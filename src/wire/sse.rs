@@ -98,11 +98,12 @@ impl SseReader {
     }
 
     fn end_event(&mut self, events: &mut Vec<Event>) {
-        let id = self.event.id.clone();
-        let event = std::mem::take(&mut self.event);
-        self.event.id = id;
+        let mut event = std::mem::take(&mut self.event);
         if std::mem::take(&mut self.has_data) {
+            self.event.id.clone_from(&event.id);
             events.push(event);
+        } else {
+            self.event.id = event.id.take();
         }
     }
 }
