@@ -1,5 +1,6 @@
 //! Saving on the way: when, under which name, for how long, and what is deleted again.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::folder::RunFolder;
@@ -154,7 +155,9 @@ pub struct Checkpoints {
     saved_tokens: u64,
     saved_at: Instant,
     last: Option<CheckpointRecord>,
-    under_way: Vec<Saving>,
+    under_way: VecDeque<Saving>,
+    /// Saved, and not in `checkpoints.jsonl` yet.
+    unwritten: Vec<CheckpointRecord>,
     rolling: Option<String>,
 }
 
@@ -183,7 +186,8 @@ impl Checkpoints {
             saved_tokens: tokens,
             saved_at: Instant::now(),
             last: None,
-            under_way: Vec::new(),
+            under_way: VecDeque::new(),
+            unwritten: Vec::new(),
             rolling: None,
         }
     }
@@ -198,27 +202,46 @@ impl Checkpoints {
             .due(position.steps, tokens, self.saved_at.elapsed())
     }
 
-    /// Saves what is due; a periodic checkpoint is returned unless it is written in the
-    /// background.
+    /// Saves what is due, and writes down what has been saved in the background; a periodic
+    /// checkpoint is returned unless that is where it is saved. Log the steps before this position
+    /// first: whoever goes on from its checkpoint does not do them again.
     ///
     /// # Errors
     ///
     /// If a periodic checkpoint cannot be saved. A rolling one that fails only warns.
     pub fn save_if_due(&mut self, position: &Position) -> Result<Option<CheckpointRecord>> {
-        match self.due(position) {
-            Due::Nothing => Ok(None),
-            Due::Periodic if self.policy.background => {
-                self.settle()?;
-                self.submit(position, Due::Periodic)?;
-                Ok(None)
-            }
-            Due::Periodic => self.save(position).map(Some),
-            Due::Rolling => {
-                self.settle()?;
-                self.submit(position, Due::Rolling)?;
-                Ok(None)
-            }
+        let saved = self.save_unwritten(self.due(position), position)?;
+        self.write_down()?;
+        Ok(saved)
+    }
+
+    /// Saves what is due, for [`write_down`](Self::write_down) once its last step is logged.
+    pub(super) fn save_unwritten(
+        &mut self,
+        due: Due,
+        position: &Position,
+    ) -> Result<Option<CheckpointRecord>> {
+        if due == Due::Nothing {
+            return Ok(None);
         }
+        self.settle()?;
+        self.submit(position, due)?;
+        if due == Due::Rolling || self.policy.background {
+            return Ok(None);
+        }
+        self.join_all()?;
+        Ok(self.unwritten.last().cloned())
+    }
+
+    /// Writes down what has been saved by now.
+    pub(super) fn write_down(&mut self) -> Result<()> {
+        while let Some(saving) = self.under_way.pop_front_if(|saving| saving.is_finished()) {
+            self.join(saving)?;
+        }
+        for record in std::mem::take(&mut self.unwritten) {
+            self.keep(record)?;
+        }
+        Ok(())
     }
 
     /// Saves a periodic checkpoint now and waits for it. One of the same number of steps is not
@@ -260,15 +283,25 @@ impl Checkpoints {
     ///
     /// If a periodic checkpoint could not be saved or written down.
     pub fn settle(&mut self) -> Result<()> {
-        for saving in std::mem::take(&mut self.under_way) {
-            let rolling = saving.record.is_rolling();
-            match saving.join() {
-                Ok(record) => self.keep(record)?,
-                Err(error) if rolling => {
-                    ::log::warn!("a rolling checkpoint was not saved: {error}");
-                }
-                Err(error) => return Err(error),
+        self.join_all()?;
+        self.write_down()
+    }
+
+    fn join_all(&mut self) -> Result<()> {
+        while let Some(saving) = self.under_way.pop_front() {
+            self.join(saving)?;
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, saving: Saving) -> Result<()> {
+        let rolling = saving.record.is_rolling();
+        match saving.join() {
+            Ok(record) => self.unwritten.push(record),
+            Err(error) if rolling => {
+                ::log::warn!("a rolling checkpoint was not saved: {error}");
             }
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -307,7 +340,7 @@ impl Checkpoints {
             true => Some(self.training.save_weights_for_sampler(save)?),
             false => None,
         };
-        self.under_way.push(Saving {
+        self.under_way.push_back(Saving {
             record,
             state,
             sampler,
@@ -326,6 +359,11 @@ impl Checkpoints {
 }
 
 impl Saving {
+    fn is_finished(&self) -> bool {
+        let sampler = self.sampler.as_ref();
+        self.state.is_finished() && sampler.is_none_or(Pending::is_finished)
+    }
+
     fn join(mut self) -> Result<CheckpointRecord> {
         self.record.state_path = Some(self.state.join()?.path.to_string());
         if let Some(sampler) = self.sampler {

@@ -11,7 +11,7 @@ use super::row::Row;
 use super::run::{Outcome, Report, Run};
 use super::schedule::Schedule;
 use super::scores::{DpoScores, floats};
-use super::steps::{LastRow, common_setters, total_steps};
+use super::steps::{common_setters, total_steps};
 use super::supervised::tokens;
 use super::timing::Timing;
 use crate::client::{SamplingClient, ServiceClient, TrainingClient};
@@ -124,9 +124,9 @@ impl Dpo {
             return run.end(Outcome::Completed);
         };
         let training = self.model.start(service, run, last.as_ref())?;
-        let reference = self
-            .model
-            .reference(service, run, &training, last.is_some())?;
+        let reference =
+            self.model
+                .reference(service, run, &training, last.is_some(), place.step)?;
         let folder = run.folder().clone();
         let tuner = Tuner {
             settings: self,
@@ -234,14 +234,10 @@ struct Tuner<'a> {
 impl Tuner<'_> {
     fn go(mut self, run: &mut Run, data: &dyn Dataset, start: usize) -> Result<Report> {
         let mut step = start;
-        let mut last: LastRow = None;
         while step < self.total && !run.is_interrupted() {
-            if let Some((step, metrics, timing)) = last.take() {
-                run.log(step, &metrics, &timing)?;
-            }
             let timing = Timing::start();
             let metrics = self.step(data, step, step > start, &timing)?;
-            last = Some((step, metrics, timing));
+            run.log(step, &metrics, &timing)?;
             step += 1;
         }
         let outcome = match step == self.total {
@@ -249,7 +245,7 @@ impl Tuner<'_> {
             false => Outcome::Interrupted,
         };
         let position = self.position(step);
-        run.end_loop(&mut self.checkpoints, &position, outcome, last)
+        run.end_loop(&mut self.checkpoints, &position, outcome)
     }
 
     fn position(&self, step: usize) -> Position {

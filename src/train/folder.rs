@@ -11,7 +11,7 @@ use super::record::CheckpointRecord;
 use super::row::Row;
 use super::timing::Timing;
 use super::{code, fault, reader};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// What to do with a folder that already holds a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,8 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// Opens a folder for a run, making it if need be. A folder without any file of a run is as
-    /// good as new, whatever else it holds.
+    /// good as new, whatever else it holds. In a run that goes on, a last line that was cut short
+    /// when the process died is cut off, so that the next one is readable.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl RunFolder {
         let path = path.into();
         if FILES.iter().any(|file| path.join(file).exists()) {
             match ask(&path)? {
-                Existing::Resume => {}
+                Existing::Resume => mend(&path)?,
                 Existing::Raise => return Err(in_the_way(&path)),
                 Existing::Delete => delete_run(&path)?,
             }
@@ -208,52 +209,75 @@ impl RunFolder {
         self.append("logs.log", &format!("{name}:{line} [INFO] {message}"))
     }
 
-    /// Writes a file of the folder in whole.
+    /// Writes a file of the folder in whole: a crash leaves the old content or the new.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] if it cannot be written.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
+        self.replace(file, &[text.as_bytes()])
+    }
+
+    fn replace(&self, file: &str, parts: &[&[u8]]) -> Result<()> {
         let path = self.path.join(file);
-        fs::write(&path, text).map_err(|error| fault::file(&path, "write", error))
+        let written = files::replace(&path, parts, |partial| File::create(partial));
+        written.map_err(|error| fault::file(&path, "write", error))
     }
 
     /// Forgets what was logged at or after a step: those steps are done again. What stays is no
-    /// longer `final`, since the run goes on. Also mends files whose last line was cut short when
-    /// the process died.
+    /// longer `final`, since the run goes on. Lines that cannot be read go too.
     ///
     /// # Errors
     ///
     /// [`Error::Config`] if a file cannot be read or written.
     pub fn rewind(&self, step: usize) -> Result<()> {
         for file in ["metrics.jsonl", "timing_spans.jsonl"] {
-            let path = self.path.join(file);
-            let Ok(text) = fs::read_to_string(&path) else {
-                continue;
-            };
-            let stays = |line: &str| {
-                let mut row = Row::parse(line).ok()?;
+            let written = reader::bytes(&self.path.join(file))?;
+            let stays = |line: &[u8]| {
+                let mut row = reader::row(line).ok()?;
                 let before = row.count("step").is_none_or(|at| at < step as u64);
                 let line = match row.remove("final") {
-                    Some(_) => row.to_line(),
+                    Some(_) => row.to_line().into_bytes(),
                     None => line.to_owned(),
                 };
-                before.then(|| line + "\n")
+                before.then(|| [&line, b"\n".as_slice()].concat())
             };
-            let kept: String = text.lines().filter_map(stays).collect();
-            if kept != text {
-                self.write(file, &kept)?;
+            let lines = written.split(|byte| *byte == b'\n');
+            let kept = lines.filter_map(stays).collect::<Vec<_>>().concat();
+            if kept != written {
+                self.replace(file, &[&kept])?;
             }
         }
         Ok(())
     }
 
+    /// Says in the last row of metrics that the run has come to its end.
+    pub(super) fn mark_final(&self) -> Result<()> {
+        let written = reader::bytes(&self.path.join("metrics.jsonl"))?;
+        let rows = written.trim_ascii_end();
+        let (before, last) = rows.split_at(end_of_lines(rows));
+        match reader::row(last) {
+            Ok(mut row) if !row.is_true("final") => {
+                row.set("final", true);
+                self.replace("metrics.jsonl", &[before, row.to_line().as_bytes(), b"\n"])
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn append(&self, file: &str, line: &str) -> Result<()> {
         let path = self.path.join(file);
         let opened = OpenOptions::new().create(true).append(true).open(&path);
-        // One write, so that a reader or a crash meets whole lines.
-        let written =
-            opened.and_then(|mut file: File| file.write_all(format!("{line}\n").as_bytes()));
+        let written = opened.and_then(|mut file| {
+            let before = file.metadata()?.len();
+            // One write, so that a reader or a crash meets whole lines.
+            let written = file.write_all(format!("{line}\n").as_bytes());
+            if written.is_err() {
+                // Nothing can be done if half a line stays: it is cut off when the run goes on.
+                let _ = file.set_len(before);
+            }
+            written
+        });
         written.map_err(|error| fault::file(&path, "write", error))
     }
 }
@@ -263,6 +287,33 @@ fn in_the_way(path: &Path) -> Error {
         "{} already holds a run; resume it, delete it, or choose another folder",
         path.display()
     ))
+}
+
+/// Ends the last line of a run's files of lines: by a line end if that is all that is missing, else
+/// by cutting it off.
+fn mend(path: &Path) -> Result<()> {
+    for file in FILES.iter().filter(|file| file.ends_with(".jsonl")) {
+        let path = path.join(file);
+        let written = reader::bytes(&path)?;
+        let whole = end_of_lines(&written);
+        let last = &written[whole..];
+        if last.is_empty() {
+            continue;
+        }
+        let opened = OpenOptions::new().append(true).open(&path);
+        let mended = opened.and_then(|mut file| match reader::row(last) {
+            Ok(_) => file.write_all(b"\n"),
+            Err(_) => file.set_len(whole as u64),
+        });
+        mended.map_err(|error| fault::file(&path, "mend", error))?;
+    }
+    Ok(())
+}
+
+/// Where the last line begins that has no end.
+fn end_of_lines(bytes: &[u8]) -> usize {
+    let last = bytes.iter().rposition(|byte| *byte == b'\n');
+    last.map_or(0, |at| at + 1)
 }
 
 /// Deletes a run's own files. Folders go only if nothing else is left in them.

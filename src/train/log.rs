@@ -35,7 +35,8 @@ pub trait Logger: Send {
     fn close(&mut self) {}
 }
 
-/// Every line of metrics as JSON, to anything that can be written to.
+/// Every line of metrics as JSON, to anything that can be written to; NaN and the infinities, which
+/// JSON does not have, are null.
 #[derive(Debug)]
 pub struct JsonLines<W>(pub W);
 
@@ -43,7 +44,7 @@ impl<W: Write + Send> Logger for JsonLines<W> {
     fn metrics(&mut self, step: usize, row: &Row) {
         let mut line = Row::new().with("step", step);
         line.merge(row.clone());
-        let _ = writeln!(self.0, "{}", line.to_line());
+        let _ = writeln!(self.0, "{}", line.to_json_line());
     }
 }
 

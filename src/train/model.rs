@@ -87,16 +87,19 @@ impl Model {
         service.create_lora_training_client(&self.name, options)
     }
 
-    /// The model as the run began, which a resumed run finds again.
+    /// The run's reference at a step: the model as the run began, or as it was last frozen before.
     pub(super) fn reference(
         &self,
         service: &ServiceClient,
         run: &Run,
         training: &TrainingClient,
         resumed: bool,
+        step: usize,
     ) -> Result<SamplingClient> {
         let records = run.folder().read()?.checkpoints;
-        let kept = records.into_iter().rfind(|record| record.name == REFERENCE);
+        let kept = records
+            .into_iter()
+            .rfind(|record| record.name == REFERENCE && record.batch.unwrap_or(0) <= step as u64);
         if let Some(path) = kept.and_then(|record| record.sampler_path) {
             return service.create_sampling_client(path);
         }
@@ -105,7 +108,7 @@ impl Model {
             let start = self.load_checkpoint_path.as_deref();
             return service.create_sampling_client(start.unwrap_or(&self.name));
         }
-        freeze(run, training, REFERENCE)
+        freeze(run, training, 0)
     }
 
     /// Says so if a checkpoint was made with another renderer.
@@ -135,12 +138,16 @@ impl Model {
 /// The name under which a reference stands in `checkpoints.jsonl`.
 const REFERENCE: &str = "reference";
 
-/// Saves the weights as they are as the run's reference; the last one saved is found again.
-pub(super) fn freeze(run: &Run, training: &TrainingClient, name: &str) -> Result<SamplingClient> {
-    let saved = training
-        .save_weights_for_sampler(Save::named(name))?
-        .join()?;
+/// Saves the weights as they are as the run's reference from this step on.
+pub(super) fn freeze(run: &Run, training: &TrainingClient, step: usize) -> Result<SamplingClient> {
+    let name = match step {
+        0 => REFERENCE.to_owned(),
+        _ => format!("{REFERENCE}-{step:06}"),
+    };
+    let saved = training.save_weights_for_sampler(Save::named(name))?;
+    let saved = saved.join()?;
     let mut record = CheckpointRecord::new(REFERENCE);
+    record.batch = Some(step as u64);
     record.sampler_path = saved.path.map(|path| path.to_string());
     run.folder().append_checkpoint(&record)?;
     let path = record.sampler_path.unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Reading run folders, ours and the Python cookbook's.
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::fault;
 use super::record::CheckpointRecord;
 use super::row::Row;
-use crate::Result;
+use crate::{Error, Result};
 
 /// What a run is of, by its configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,7 +82,8 @@ impl RunReader {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) if it holds neither `config.json` nor `metrics.jsonl`.
+    /// [`Error::Config`](crate::Error::Config) if it holds neither `config.json` nor `metrics.jsonl`,
+    /// or metrics or checkpoints that cannot be read.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         if !is_run(&path) {
@@ -91,12 +92,12 @@ impl RunReader {
                 "{folder} holds no run: no config.json, no metrics.jsonl"
             )));
         }
-        let config = fs::read_to_string(path.join("config.json")).unwrap_or_default();
-        let records = rows(&path.join("checkpoints.jsonl"));
+        let config = fs::read(path.join("config.json")).unwrap_or_default();
+        let records = rows(&path.join("checkpoints.jsonl"))?;
         let metrics = path.join("metrics.jsonl");
         Ok(Self {
-            config: serde_json::from_str(&config).unwrap_or_default(),
-            metrics: rows(&metrics),
+            config: serde_json::from_slice(&config).unwrap_or_default(),
+            metrics: rows(&metrics)?,
             checkpoints: records
                 .into_iter()
                 .flat_map(CheckpointRecord::from_row)
@@ -210,7 +211,7 @@ impl RunReader {
 
     /// Where the time of each step went: the lines of `timing_spans.jsonl`.
     pub fn timings(&self) -> Vec<Row> {
-        rows(&self.path.join("timing_spans.jsonl"))
+        rows(&self.path.join("timing_spans.jsonl")).unwrap_or_default()
     }
 
     /// The end of `logs.log`: its last lines, out of its last 256 KiB.
@@ -259,7 +260,7 @@ impl RunReader {
     /// The summaries of an iteration's rollouts, by the label they were written under.
     pub fn rollouts(&self, iteration: usize, label: &str) -> Vec<Row> {
         let file = format!("iteration_{iteration:06}/{label}_rollout_summaries.jsonl");
-        rows(&self.path.join(file))
+        rows(&self.path.join(file)).unwrap_or_default()
     }
 }
 
@@ -291,24 +292,38 @@ pub(super) fn step_seconds(row: &Row) -> Option<f64> {
     names.iter().find_map(|name| row.number(name))
 }
 
-fn is_run(path: &Path) -> bool {
+pub(super) fn is_run(path: &Path) -> bool {
     ["metrics.jsonl", "config.json"]
         .iter()
         .any(|file| path.join(file).exists())
 }
 
-fn rows(path: &Path) -> Vec<Row> {
-    let text = fs::read_to_string(path).unwrap_or_default();
+/// What a file holds; nothing if there is none.
+pub(super) fn bytes(path: &Path) -> Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(|error| fault::file(path, "read", error)),
+    }
+}
+
+/// Reads a line.
+pub(super) fn row(line: &[u8]) -> Result<Row> {
+    let text = std::str::from_utf8(line);
+    Row::parse(text.map_err(|error| Error::invalid("row", error.to_string()))?)
+}
+
+/// The rows of a file, none if there is no file. A damaged line hides no other.
+fn rows(path: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (index, line) in text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-    {
-        match Row::parse(line) {
+    let bytes = bytes(path)?;
+    for (index, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        match row(line) {
             Ok(row) => rows.push(row),
             Err(error) => ::log::warn!("{}:{}: {error}; left out", path.display(), index + 1),
         }
     }
-    rows
+    Ok(rows)
 }

@@ -242,6 +242,31 @@ impl Row {
         line + "}"
     }
 
+    /// The row as a line that any reader of JSON takes: what JSON has no word for is null.
+    ///
+    /// ```
+    /// let row = tinker::train::Row::new().with("loss", f64::NAN);
+    /// assert_eq!(row.to_json_line(), r#"{"loss": null}"#);
+    /// ```
+    pub fn to_json_line(&self) -> String {
+        self.finite().to_line()
+    }
+
+    fn finite(&self) -> Self {
+        let finite = |value: &Value| match value {
+            Value::Float(number) if !number.is_finite() => Value::Json(Json::Null),
+            Value::Row(row) => Value::Row(row.finite()),
+            Value::Rows(rows) => Value::Rows(rows.iter().map(Self::finite).collect()),
+            other => other.clone(),
+        };
+        let values = self.0.iter();
+        Self(
+            values
+                .map(|(name, value)| (name.clone(), finite(value)))
+                .collect(),
+        )
+    }
+
     /// Reads a line. `NaN`, `Infinity` and `-Infinity`, which Python writes and JSON does not
     /// know, are numbers here.
     ///

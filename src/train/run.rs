@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::folder::{Existing, RunFolder};
 use super::interrupt::Interrupt;
 use super::log::Logger;
+use super::reader::is_run;
 use super::record::CheckpointRecord;
 use super::row::Row;
 use super::summary::Summary;
@@ -78,8 +79,10 @@ impl Run {
     pub fn begin(&mut self, config: &impl Serialize) -> Result<Option<CheckpointRecord>> {
         let command: Vec<String> = std::env::args().collect();
         self.folder.note(&command.join(" "))?;
-        let last = self.folder.read().ok();
-        let last = last.and_then(|read| read.last_checkpoint().cloned());
+        let last = match is_run(self.folder.path()) {
+            true => self.folder.read()?.last_checkpoint().cloned(),
+            false => None,
+        };
         self.folder.write_config(config)?;
         let config = serde_json::to_value(config)
             .map_err(|error| Error::invalid("config", error.to_string()))?;

@@ -4,9 +4,7 @@ use serde::Serialize;
 
 use super::checkpoints::{Checkpoints, Position};
 use super::record::CheckpointRecord;
-use super::row::Row;
 use super::run::{Outcome, Report, Run};
-use super::timing::Timing;
 use crate::{Error, Result};
 
 /// The setters of the settings that every loop has, for the body of its `impl`.
@@ -53,9 +51,6 @@ macro_rules! common_setters {
 }
 
 pub(super) use common_setters;
-
-/// The last step's row, held back until it is known whether it is final.
-pub(super) type LastRow = Option<(usize, Row, Timing)>;
 
 /// How many steps a run has, which must be at least one.
 pub(super) fn total_steps(batches: usize, epochs: usize, most: Option<usize>) -> Result<usize> {
@@ -107,29 +102,29 @@ impl Run {
         }
         self.folder()
             .note("Training was already complete; nothing to do")?;
+        if last.is_some_and(|last| last.is_final) {
+            self.folder().mark_final()?;
+        }
         Ok(None)
     }
 
-    /// Ends a loop: the last checkpoint is saved, and the last row logged, which says so if that
-    /// checkpoint is final.
+    /// Ends a loop, all of whose steps are logged: the last checkpoint is saved, and the last row
+    /// says so if that checkpoint is final.
     pub(super) fn end_loop(
         &mut self,
         checkpoints: &mut Checkpoints,
         position: &Position,
         outcome: Outcome,
-        last: LastRow,
     ) -> Result<Report> {
-        let saved = match outcome {
-            Outcome::Completed => checkpoints.save_final(position),
-            Outcome::Interrupted => checkpoints.save(position),
-        };
-        if let Some((step, mut metrics, timing)) = last {
-            if saved.as_ref().is_ok_and(|saved| saved.is_final) {
-                metrics.set("final", true);
+        match outcome {
+            Outcome::Completed => {
+                checkpoints.save_final(position)?;
+                self.folder().mark_final()?;
             }
-            self.log(step, &metrics, &timing)?;
+            Outcome::Interrupted => {
+                checkpoints.save(position)?;
+            }
         }
-        saved?;
         self.end(outcome)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::checkpoints::{Checkpoints, Position, SavePolicy};
+use super::checkpoints::{Checkpoints, Due, Position, SavePolicy};
 use super::dataset::Dataset;
 use super::evaluate::{Evaluator, Snapshot, evaluate_all, weighted_nll};
 use super::fault;
@@ -273,10 +273,7 @@ impl Progress<'_> {
         while step < self.total && !run.is_interrupted() {
             let timing = Timing::start();
             if step > start {
-                let position = self.position(step);
-                timing.span("save_checkpoint", || {
-                    self.checkpoints.save_if_due(&position)
-                })?;
+                self.save(run, step, &timing)?;
             }
             let submitted = self.submit(data, step, timing)?;
             self.pending.push_back(submitted);
@@ -285,18 +282,28 @@ impl Progress<'_> {
                 self.finish_oldest(run)?;
             }
         }
-        // The last row waits for the final checkpoint, so that it can say so.
-        while self.pending.len() > 1 {
+        while !self.pending.is_empty() {
             self.finish_oldest(run)?;
         }
-        let last = self.pending.pop_front();
-        let last = last.map(|oldest| self.finish(oldest)).transpose()?;
         let outcome = match step == self.total {
             true => Outcome::Completed,
             false => Outcome::Interrupted,
         };
         let position = self.position(step);
-        run.end_loop(&mut self.checkpoints, &position, outcome, last)
+        run.end_loop(&mut self.checkpoints, &position, outcome)
+    }
+
+    /// Saves what is due before a step, once all steps before it are logged.
+    fn save(&mut self, run: &mut Run, step: usize, timing: &Timing) -> Result<()> {
+        let position = self.position(step);
+        let due = self.checkpoints.due(&position);
+        while due != Due::Nothing && !self.pending.is_empty() {
+            self.finish_oldest(run)?;
+        }
+        timing.span("save_checkpoint", || {
+            self.checkpoints.save_unwritten(due, &position)?;
+            self.checkpoints.write_down()
+        })
     }
 
     /// Before a step.

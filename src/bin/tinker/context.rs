@@ -32,7 +32,7 @@ impl Context {
     /// A note for people on standard error; machines that asked for JSON are spared it.
     pub(crate) fn note(&self, text: &str) {
         if !self.is_json() {
-            eprintln!("{text}");
+            say!("{text}");
         }
     }
 
@@ -80,7 +80,7 @@ pub(crate) fn install_logger(level: Option<log::LevelFilter>) {
 
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {
-                eprintln!("{}: {}", record.level(), record.args());
+                say!("{}: {}", record.level(), record.args());
             }
         }
 

@@ -70,7 +70,7 @@ pub(crate) fn report(error: &anyhow::Error) -> Exit {
         // Whoever read our output has had enough, as `head` does.
         return Exit::Success;
     }
-    eprintln!("Error: {}", one_line(&format!("{error:#}")));
+    say!("Error: {}", one_line(&format!("{error:#}")));
     let failure = error.downcast_ref::<Failure>();
     let from_service = || {
         error
@@ -82,7 +82,7 @@ pub(crate) fn report(error: &anyhow::Error) -> Exit {
         None => from_service().and_then(advice).map(str::to_owned),
     };
     if let Some(advice) = advice {
-        eprintln!("{advice}");
+        say!("{advice}");
     }
     failure.map_or(Exit::Failure, |failure| failure.exit)
 }
@@ -149,11 +149,11 @@ pub(crate) fn usage(error: &clap::Error) -> Exit {
     let (problem, rest) = rendered.split_once("Usage: ").unwrap_or((&rendered, ""));
     let usage = rest.lines().next().unwrap_or("tinker [OPTIONS] <COMMAND>");
     let command = usage.split(['[', '<', '-']).next().unwrap_or("tinker");
-    eprintln!("Usage: {usage}");
-    eprintln!("Try '{} --help' for help.", command.trim());
-    eprintln!();
+    say!("Usage: {usage}");
+    say!("Try '{} --help' for help.", command.trim());
+    say!();
     let problem = problem.trim_start_matches("error: ");
-    eprintln!("Error: {}", one_line(problem));
+    say!("Error: {}", one_line(problem));
     Exit::Usage
 }
 

@@ -1,4 +1,4 @@
-//! Ctrl-C: what is under way ends in order, and the program with 130.
+//! Ctrl-C and requests to terminate: what is under way ends in order, and the program with 130.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -46,8 +46,12 @@ pub(crate) fn listen() -> anyhow::Result<()> {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
+    use signal_hook::consts::{SIGINT, SIGTERM};
+
     let (mut wake, sender) = UnixStream::pair()?;
-    signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
+    signal_hook::low_level::pipe::register(SIGINT, sender.try_clone()?)?;
+    // Whoever shuts the machine down wishes no less order.
+    signal_hook::low_level::pipe::register(SIGTERM, sender)?;
     std::thread::Builder::new()
         .name("tinker-interrupt".into())
         .stack_size(128 << 10)

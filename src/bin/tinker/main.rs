@@ -1,16 +1,13 @@
 //! The `tinker` command line.
 
-#![allow(
-    clippy::print_stderr,
-    reason = "a command line says what it does; data goes through `output`"
-)]
+#[macro_use]
+mod terminal;
 
 mod commands;
 mod context;
 mod failure;
 mod interrupt;
 mod output;
-mod terminal;
 mod units;
 
 use std::process::ExitCode;

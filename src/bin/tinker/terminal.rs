@@ -1,12 +1,29 @@
 //! What depends on a terminal being there: width, colour, bars, questions.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::failure::Failure;
+
+/// A line for people on standard error. That nobody reads it, as when its pipe was closed, is no
+/// reason to stop working.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
+/// The same without the line's end.
+macro_rules! ask {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($text)*);
+    }};
+}
 
 /// The width tables may take; `None` where nobody looks, as in a pipe.
 pub(crate) fn width() -> Option<usize> {
@@ -50,10 +67,9 @@ pub(crate) const BYTES: &str =
 
 /// Asks on standard error; only `y` and `yes` agree.
 pub(crate) fn confirm(question: &str) -> anyhow::Result<bool> {
-    eprint!("{question} [y/N]: ");
-    io::stderr().flush()?;
+    ask!("{question} [y/N]: ");
     let Some(answer) = line()? else {
-        eprintln!();
+        say!();
         return Err(Failure::new("nobody answered")
             .advise("Pass --yes to go on without being asked.")
             .into());
@@ -77,11 +93,10 @@ pub(crate) fn secret(question: &str) -> anyhow::Result<String> {
     }
     // Before the question: what is typed the moment it appears must not be seen either.
     let quiet = Quiet::start()?;
-    eprint!("{question}: ");
-    io::stderr().flush()?;
+    ask!("{question}: ");
     let text = line();
     drop(quiet);
-    eprintln!();
+    say!();
     Ok(text?.unwrap_or_default().trim().to_owned())
 }
 
@@ -98,7 +113,7 @@ impl Quiet {
         let restore = before.clone();
         crate::interrupt::on(move || {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &restore);
-            eprintln!();
+            say!();
             crate::interrupt::exit();
         });
         let mut quiet = before.clone();

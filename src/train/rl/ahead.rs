@@ -13,6 +13,7 @@ use super::train::{Learner, Rollout, rollout, sampler_steps};
 use crate::client::SamplingClient;
 use crate::error::{Context, Error, Result};
 use crate::sync::lock;
+use crate::text::data::TrajectoryGroup;
 use crate::train::fault;
 use crate::train::interrupt::Interrupt;
 use crate::train::run::Run;
@@ -260,6 +261,8 @@ impl Trainer<'_> {
         batch: usize,
     ) -> Result<Option<Vec<Rollout>>> {
         let (mut rollouts, mut places) = (Vec::new(), Vec::new());
+        let without_constant = learner.settings.remove_constant_reward_groups;
+        let is_left_out = |group: &TrajectoryGroup| without_constant && group.is_constant();
         while rollouts.len() < self.size && !(self.all_out && self.ledger.open() == places.len()) {
             let Ok(news) = self.news.recv() else {
                 return Ok(None);
@@ -277,7 +280,9 @@ impl Trainer<'_> {
                 News::Played(ticket, Some(played), step) => {
                     learner.failures.count(&played);
                     places.push(ticket.place);
-                    rollouts.extend(rollout(played, &ticket.group, step));
+                    let rollout = rollout(played, &ticket.group, step);
+                    // Others are played in their place, so that batches stay full.
+                    rollouts.extend(rollout.filter(|rollout| !is_left_out(&rollout.group)));
                 }
             }
         }

@@ -256,6 +256,10 @@ impl Stage<'_> {
             let episodes = episodes.clone();
             self.on_pool(move || judge.judge(&episodes))
         });
+        let judged = judged.and_then(|grades| {
+            let mut rewards = grades.iter().map(|grade| grade.reward);
+            rewards.try_for_each(check_reward).map(|()| grades)
+        });
         let grades = match judged {
             Ok(grades) if grades.len() == episodes.len() => grades,
             Ok(grades) => {
@@ -343,6 +347,7 @@ impl Stage<'_> {
                 turn.reward += grade.reward;
                 turn.metrics.extend(grade.metrics);
             }
+            check_reward(turn.reward)?;
             turn.episode_done = step.next.is_none();
             next = step.next;
             turns.push(turn);
@@ -435,6 +440,17 @@ fn guarded<T>(what: &str, work: impl FnOnce() -> anyhow::Result<T>) -> Result<T>
 
 fn in_env(error: anyhow::Error) -> Error {
     fault::callback("an environment", error)
+}
+
+/// What is not a number would spoil its whole group.
+fn check_reward(reward: f64) -> Result<()> {
+    match reward.is_finite() {
+        true => Ok(()),
+        false => Err(Error::invalid(
+            "reward",
+            format!("must be finite, got {reward}"),
+        )),
+    }
 }
 
 /// The name a failure is counted under.

@@ -131,6 +131,7 @@ pub struct Rl {
     pub max_steps: Option<usize>,
     /// When checkpoints are saved.
     pub save: SavePolicy,
+    pub(super) kl_to_start: Option<KlPenalty>,
     pub(super) teachers: Option<(KlPenalty, Vec<SamplerSource>)>,
     pub(super) self_distillation: Option<SelfDistillation>,
     pub(super) test: Option<Box<dyn EnvDataset + Send>>,
@@ -160,6 +161,7 @@ impl Rl {
             eval_every: 20,
             max_steps: None,
             save: SavePolicy::default(),
+            kl_to_start: None,
             teachers: None,
             self_distillation: None,
             test: None,
@@ -187,6 +189,13 @@ impl Rl {
     #[must_use]
     pub fn with_kl_penalty(mut self, penalty: KlPenalty, to: impl Into<SamplerSource>) -> Self {
         self.kl_penalty = Some((penalty, to.into()));
+        self
+    }
+
+    /// Penalises moving away from the model as the run began, which is saved then.
+    #[must_use]
+    pub fn with_kl_penalty_to_start(mut self, penalty: KlPenalty) -> Self {
+        self.kl_to_start = Some(penalty);
         self
     }
 
@@ -247,15 +256,21 @@ impl Rl {
             PolicyLoss::Server(loss) => (loss.function.as_str().to_owned(), json!(loss.config)),
             PolicyLoss::Custom(_) => ("custom".to_owned(), Json::Null),
         };
-        let (penalty, reference) = match &self.kl_penalty {
-            Some((penalty, source)) => {
+        let (penalty, reference) = match (&self.kl_penalty, self.kl_to_start) {
+            (_, Some(penalty)) => {
+                let start = self.model.load_checkpoint_path.as_deref();
+                let name = &self.model.name;
+                let reference = json!({"base_model": name, "load_checkpoint_path": start});
+                (penalty, reference)
+            }
+            (Some((penalty, source)), None) => {
                 let reference = match source {
                     SamplerSource::BaseModel(name) => json!({"base_model": name}),
                     other => json!({"load_checkpoint_path": format!("{other:?}")}),
                 };
                 (*penalty, reference)
             }
-            None => (
+            (None, None) => (
                 KlPenalty {
                     coefficient: 0.0,
                     discount: 0.0,

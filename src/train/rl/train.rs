@@ -20,7 +20,7 @@ use crate::train::model::freeze;
 use crate::train::row::Row;
 use crate::train::run::{Outcome, Report, Run};
 use crate::train::scores::split;
-use crate::train::steps::{LastRow, total_steps};
+use crate::train::steps::total_steps;
 use crate::train::supervised::logprobs;
 use crate::train::timing::Timing;
 use crate::types::{
@@ -48,11 +48,18 @@ impl Rl {
         };
         let start = place.step;
         let training = self.model.start(service, run, last.as_ref())?;
-        let reference = match &self.kl_penalty {
-            Some((penalty, source)) if penalty.coefficient > 0.0 => {
+        let resumed = last.is_some();
+        let frozen = |step| self.model.reference(service, run, &training, resumed, step);
+        let reference = match (&self.kl_penalty, self.kl_to_start) {
+            (_, Some(penalty)) => Some((penalty, frozen(0)?)),
+            (Some((penalty, source)), None) if penalty.coefficient > 0.0 => {
                 Some((*penalty, service.create_sampling_client(source.clone())?))
             }
             _ => None,
+        };
+        let own_teacher = match &self.self_distillation {
+            Some(_) => Some(frozen(start)?),
+            None => None,
         };
         let folder = run.folder().clone();
         let mut learner = Learner {
@@ -69,13 +76,7 @@ impl Rl {
                 }
                 None => None,
             },
-            own_teacher: match &self.self_distillation {
-                Some(_) => Some(
-                    self.model
-                        .reference(service, run, &training, last.is_some())?,
-                ),
-                None => None,
-            },
+            own_teacher,
             training,
             reference,
             rewards: Arc::new(reward_pool()?),
@@ -84,7 +85,6 @@ impl Rl {
                 Mode::Async { .. } => Some(Ledger::after(last.as_ref(), start)),
                 _ => None,
             },
-            last_row: None,
         };
         run.folder()
             .note(&format!("Will train on {total} batches"))?;
@@ -126,7 +126,6 @@ pub(super) struct Learner<'a> {
     pub(super) failures: Failures,
     /// Which groups are on their way, where several batches are.
     pub(super) ledger: Option<Ledger>,
-    last_row: LastRow,
 }
 
 /// What went wrong so far, by kind.
@@ -172,6 +171,9 @@ impl Learner<'_> {
             let mut metrics = self.heading("progress/batch", batch);
             let stream = matches!(self.settings.mode, Mode::Stream { .. });
             metrics.merge(self.evaluate(run, batch, stream && batch + 1 == self.total, &timing)?);
+            if run.is_interrupted() {
+                return Ok(batch);
+            }
             let groups = data.batch(batch);
             let groups = groups.map_err(|error| fault::callback("a batch", error))?;
             let trained = match self.settings.mode {
@@ -241,6 +243,10 @@ impl Learner<'_> {
                 Ok(())
             })
         })?;
+        if run.is_interrupted() {
+            // Some were not played, so the figures would be of others.
+            return Ok(metrics);
+        }
         run.folder()
             .write_rollouts(batch, "eval_test", &rows("test", batch, &rollouts))?;
         for (name, value) in figures(&rollouts).iter() {
@@ -411,8 +417,9 @@ impl Learner<'_> {
         let mut part = Part::default();
         let mut kind = LessonKind::Policy;
         let (mut submitted, mut gradients): (Vec<Submitted>, Vec<_>) = (Vec::new(), Vec::new());
-        let (mut data, mut rollouts) = (Vec::new(), Vec::new());
+        let (mut data, mut rollouts, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
         let (mut metrics, mut failures) = (Row::new(), Vec::new());
+        let constant_too = !self.settings.remove_constant_reward_groups;
         // Parts of the batch change the weights, so it is not broken off in the middle.
         let never = Interrupt::new();
         let stage = self.stage(batch, &never);
@@ -420,7 +427,12 @@ impl Learner<'_> {
             stage.play(&self.sampler, groups, timing, |index, played| {
                 failures.push(count_only(&played));
                 part.groups += 1;
-                part.rollouts.extend(rollout(played, &groups[index], batch));
+                match rollout(played, &groups[index], batch) {
+                    Some(rollout) if constant_too || !rollout.group.is_constant() => {
+                        part.rollouts.push(rollout);
+                    }
+                    constant => left_out.extend(constant),
+                }
                 if part.groups < groups.len() / parts {
                     return Ok(());
                 }
@@ -434,7 +446,7 @@ impl Learner<'_> {
                     rollouts.extend(ready.rollouts);
                 }
                 part.done = ready.done + 1;
-                if part.done.is_multiple_of(minibatches) {
+                if part.done.is_multiple_of(minibatches) && !gradients.is_empty() {
                     let gradients = std::mem::take(&mut gradients);
                     let update = self.training.optim_step(self.adam())?;
                     submitted.push(Submitted { gradients, update });
@@ -445,19 +457,21 @@ impl Learner<'_> {
         for played in &failures {
             self.failures.count(played);
         }
+        let mut figures = figures(&rollouts);
+        let ages = sampler_steps(&rollouts);
+        rollouts.extend(left_out);
         run.folder()
             .write_rollouts(batch, "train", &rows("train", batch, &rollouts))?;
         if data.is_empty() {
             return Ok(Row::new());
         }
-        let mut figures = figures(&rollouts);
         figures.merge(metrics);
         let mut trained = Trained::default();
         for step in submitted {
             timing.span("train_step", || trained.add(step, kind))?;
         }
         figures.merge(trained.metrics);
-        figures.merge(sampler_steps(&rollouts));
+        figures.merge(ages);
         figures.merge(self.conclude(run, batch, &data, &trained.logprobs, timing)?);
         Ok(figures)
     }
@@ -485,15 +499,17 @@ impl Learner<'_> {
             .as_ref()
             .and_then(|s| s.sync_every);
         if every.is_some_and(|every| every > 0 && (batch + 1).is_multiple_of(every)) {
-            let name = format!("reference-{:06}", batch + 1);
-            self.own_teacher = Some(freeze(run, &self.training, &name)?);
+            self.own_teacher = Some(freeze(run, &self.training, batch + 1)?);
         }
         let position = self.position(batch + 1);
-        let done = batch + 1 == self.total;
+        let due = match batch + 1 == self.total {
+            true => Due::Nothing,
+            false => self.checkpoints.due(&position),
+        };
         self.sampler = timing.span("save_checkpoint_and_get_sampling_client", || {
-            let saved = match self.checkpoints.due(&position) {
-                Due::Periodic if !done => timing.span("save_checkpoint", || {
-                    self.checkpoints.save_if_due(&position)
+            let saved = match due {
+                Due::Periodic => timing.span("save_checkpoint", || {
+                    self.checkpoints.save_unwritten(due, &position)
                 })?,
                 _ => None,
             };
@@ -508,13 +524,13 @@ impl Learner<'_> {
             metrics.set("kl_pre_post_v1", kl.v1);
             metrics.set("kl_pre_post_v2", kl.v2);
         }
-        if !done && self.checkpoints.due(&position) == Due::Rolling {
-            self.checkpoints.save_if_due(&position)?;
+        if due == Due::Rolling {
+            self.checkpoints.save_unwritten(due, &position)?;
         }
         Ok(metrics)
     }
 
-    /// Logs a batch; the last one waits for the final checkpoint.
+    /// Logs a batch, then writes down the checkpoint that holds it.
     pub(super) fn log(
         &mut self,
         run: &mut Run,
@@ -525,11 +541,8 @@ impl Learner<'_> {
         metrics.merge(timing.metrics());
         metrics.set("time/total", timing.elapsed().as_secs_f64());
         metrics.merge(self.failures.metrics());
-        if batch + 1 == self.total {
-            self.last_row = Some((batch, metrics, timing));
-            return Ok(());
-        }
-        run.log(batch, &metrics, &timing)
+        run.log(batch, &metrics, &timing)?;
+        self.checkpoints.write_down()
     }
 
     /// The last checkpoint, of a run that came to its end or was interrupted.
@@ -538,7 +551,7 @@ impl Learner<'_> {
             true => (Outcome::Interrupted, self.position(reached)),
             false => (Outcome::Completed, position(self.total)),
         };
-        run.end_loop(&mut self.checkpoints, &position, outcome, self.last_row)
+        run.end_loop(&mut self.checkpoints, &position, outcome)
     }
 
     /// Where the run is after so many batches, and which groups are on their way then.

@@ -88,10 +88,11 @@ fn a_second_run_samples_only_what_is_missing() {
     assert_eq!(ids, ["a", "b", "c", "d"]);
     assert!(first[3]["error"].is_string(), "{}", first[3]);
 
-    // A crash in the middle of a line, and a prompt that has been mended since.
+    // A crash in the middle of a line, even of a letter, and a prompt that has been mended since.
     let mut kept: Vec<String> = out().lines().map(str::to_owned).collect();
     kept.retain(|line| !line.contains("\"c\"") && !line.contains("\"d\""));
-    let torn = format!("{}\n{{\"id\": \"c\", \"prom", kept.join("\n"));
+    let torn = format!("{}\n{{\"id\": \"c\", \"prompt\": \"", kept.join("\n"));
+    let torn = [torn.as_bytes(), &"é".as_bytes()[..1]].concat();
     fs::write(desk.path().join("out.jsonl"), torn).unwrap();
     let mended = prompts.replace("[-5]", "[5]");
     fs::write(desk.path().join("p.jsonl"), mended).unwrap();

@@ -1,6 +1,7 @@
 //! `tinker train`, `tinker runs` and `tinker cost` against the embedded engine.
 
 use std::fs;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 use tinker::local::LocalServer;
@@ -170,6 +171,186 @@ fn preferences_rewards_and_teachers_are_learnt_from() {
     }
     let none = train("distill", "q.jsonl", &["--overwrite"]).failed(2);
     assert!(none.contains("--teacher"), "{none}");
+
+    // A reward that is no number is the grader's fault, and said before it spoils a group.
+    let grader = "command=echo nan";
+    let options = ["--max-tokens", "4", "--grader", grader, "--overwrite"];
+    let spoilt = train("rl", "q.jsonl", &options).failed(1);
+    assert!(
+        spoilt.contains("reward") && spoilt.contains("NaN"),
+        "{spoilt}"
+    );
+}
+
+#[test]
+fn every_kind_keeps_lines_for_evaluation_and_refuses_what_it_does_not_heed() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let pair = json!({"prompt": "hi", "chosen": "hello", "rejected": "go"});
+    write(&desk, "dpo.jsonl", &vec![pair; 3]);
+    let question = json!({"prompt": "2+2", "answer": "4"});
+    write(&desk, "rl.jsonl", &vec![question.clone(); 3]);
+    write(&desk, "distill.jsonl", &vec![question; 3]);
+    write(&desk, "sft.jsonl", &chats(3));
+    let train = |kind: &str, more: &[&str]| {
+        let file = format!("{kind}.jsonl");
+        let args = ["train", kind, &file, "-o", kind, "--batch-size", "1"];
+        desk.run(&[&args[..], &COMMON[..], more].concat())
+    };
+    let answers = ["--max-tokens", "4", "--group-size", "2"];
+    let taught = [&answers[..], &["--teacher", MODEL]].concat();
+    let kinds: [(&str, &[&str], &str, &str); 4] = [
+        ("sft", &[], "test/nll", "--beta=1"),
+        ("dpo", &[], "test/nll", "--group-size=2"),
+        ("rl", &answers, "test/env/all/total_episodes", "--teacher=x"),
+        (
+            "distill",
+            &taught,
+            "test/env/all/total_episodes",
+            "--train-on=all_tokens",
+        ),
+    ];
+    for (kind, options, metric, unheeded) in kinds {
+        let kept = [options, &["--test-size", "1", "--eval-every", "1"]].concat();
+        train(kind, &kept).ok();
+        let shown = desk.run(&["-f", "json", "runs", "show", kind]).json();
+        assert_eq!(shown["steps"], 2, "{kind}: {shown}");
+        let metrics = shown["metrics"].as_array().unwrap();
+        assert!(metrics.contains(&json!(metric)), "{kind}: {shown}");
+        let refused = train(kind, &[options, &["--resume", unheeded]].concat()).failed(2);
+        let (option, _) = unheeded.split_once('=').unwrap();
+        assert!(refused.contains(option), "{kind}: {refused}");
+    }
+}
+
+#[test]
+fn a_run_is_not_deleted_for_one_that_cannot_begin() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(2));
+    let train = |file: &str, more: &[&str]| {
+        desk.run(&[&["train", "sft", file, "-o", "run"], &COMMON[..], more].concat())
+    };
+    train("chats.jsonl", &[]).ok();
+    fs::write(desk.path().join("bad.jsonl"), "{\"messages\": 3}\n").unwrap();
+    for (file, more) in [
+        ("nosuch.jsonl", vec!["--overwrite"]),
+        ("bad.jsonl", vec!["--overwrite"]),
+        ("chats.jsonl", vec!["--overwrite", "--tokenizer", "nosuch"]),
+    ] {
+        train(file, &more).failed(1);
+        let shown = desk.run(&["-f", "json", "runs", "show", "run"]).json();
+        assert_eq!(shown["status"], "completed", "{file} {more:?}: {shown}");
+    }
+}
+
+/// The reader of its messages goes away, as `2>&1 | head -1` does.
+#[test]
+fn training_goes_on_when_nobody_listens() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(4));
+    let args = [
+        "train",
+        "sft",
+        "chats.jsonl",
+        "-o",
+        "run",
+        "--batch-size",
+        "1",
+    ];
+    let mut child = desk
+        .command(&[&args[..], &COMMON[..]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let shown = desk.run(&["-f", "json", "runs", "show", "run"]).json();
+    assert_eq!(
+        (&shown["status"], &shown["steps"]),
+        (&json!("completed"), &json!(4))
+    );
+}
+
+/// Who shuts a machine down sends this signal, and a kill soon after.
+#[cfg(unix)]
+#[test]
+fn a_request_to_terminate_saves_a_checkpoint() {
+    use std::io::{BufRead, BufReader};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(2));
+    let args = [
+        "train",
+        "sft",
+        "chats.jsonl",
+        "-o",
+        "run",
+        "--batch-size",
+        "1",
+    ];
+    let endless = ["--epochs", "1000000", "--save-every", "0"];
+    let mut child = desk
+        .command(&[&args[..], &COMMON[..], &endless[..]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let step = lines.find(|line| line.as_ref().unwrap().contains("step 0"));
+    assert!(step.is_some());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    // It goes on writing until it has saved.
+    lines.for_each(drop);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let shown = desk.run(&["-f", "json", "runs", "show", "run"]).json();
+    let saved = shown["checkpoints"].as_array().unwrap();
+    assert_eq!(saved.len(), 1, "{shown}");
+    assert_eq!(
+        saved[0]["batch"].as_u64().map(|batch| batch % 2),
+        shown["steps"].as_u64().map(|steps| steps % 2)
+    );
+}
+
+#[test]
+fn json_is_json_whatever_the_numbers() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(2));
+    // Nothing of the answers is left to train on: the mean over no tokens is no number.
+    let args = [
+        "-f",
+        "json",
+        "train",
+        "sft",
+        "chats.jsonl",
+        "-o",
+        "run",
+        "--max-length",
+        "2",
+    ];
+    let rows = desk.run(&[&args[..], &COMMON[..]].concat()).ok();
+    let tail = desk.run(&["-f", "json", "runs", "tail", "run"]).ok();
+    for line in rows.lines().chain(tail.lines()) {
+        let row: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(row["train_mean_nll"], Value::Null, "{row}");
+    }
+    let shown = desk.run(&["-f", "json", "runs", "show", "run"]).json();
+    assert_eq!(shown["last"]["step"], 0, "{shown}");
+}
+
+#[test]
+fn a_run_that_has_no_step_yet_has_an_empty_tail() {
+    let desk = Desk::bare();
+    fs::create_dir(desk.path().join("run")).unwrap();
+    fs::write(desk.path().join("run/config.json"), "{}").unwrap();
+    let tail = desk.run(&["runs", "tail", "run", "--no-follow"]).ok();
+    assert_eq!(tail, "");
 }
 
 #[test]

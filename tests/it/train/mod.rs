@@ -3,6 +3,7 @@
 mod batches;
 mod checkpoints;
 mod data;
+mod failures;
 mod folders;
 mod golden;
 mod preference;

@@ -26,18 +26,18 @@ impl Logger for StopAfter {
     }
 }
 
-fn model(service: &ServiceClient) -> Model {
+pub(super) fn model(service: &ServiceClient) -> Model {
     let lora = LoraConfig::rank(4).with_seed(3);
     Model::new(local::base_model(service)).with_lora(lora)
 }
 
-fn tokenizer(service: &ServiceClient) -> Tokenizer {
+pub(super) fn tokenizer(service: &ServiceClient) -> Tokenizer {
     let model = local::base_model(service);
     let sampler = service.create_sampling_client(model.as_str()).unwrap();
     sampler.tokenizer().unwrap()
 }
 
-fn words(tokenizer: &Tokenizer, count: usize) -> Vec<Datum> {
+pub(super) fn words(tokenizer: &Tokenizer, count: usize) -> Vec<Datum> {
     let words = [
         "ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay",
     ];
@@ -260,7 +260,7 @@ pub(super) fn prefer(service: &ServiceClient, run: &mut Run) -> Result<Report> {
         .train(service, run, &Batches::of_pairs(pairs, 2)?)
 }
 
-fn problems(service: &ServiceClient, count: usize) -> EnvBatches {
+pub(super) fn problems(service: &ServiceClient, count: usize) -> EnvBatches {
     let tokenizer = tokenizer(service);
     let problem = |index: usize| {
         let prompt = tokenizer.encode(&format!("word {index}:")).unwrap();

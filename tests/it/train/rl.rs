@@ -244,6 +244,34 @@ fn penalties_and_losses_of_ones_own() {
 }
 
 #[test]
+fn a_run_from_saved_weights_is_held_to_them() {
+    let run = trained(|service, run| {
+        let name = local::base_model(service);
+        let taught =
+            service.create_lora_training_client(&name, LoraConfig::rank(4).with_seed(1))?;
+        let adam = tinker::AdamParams::learning_rate(5e-2);
+        let data = [Datum::supervised(&[65, 66], &[67, 68])];
+        taught
+            .train_step(&data, LossFn::CrossEntropy, adam)?
+            .join()?;
+        let saved = taught.save_state("taught")?.join()?;
+        let penalty = KlPenalty {
+            coefficient: 0.1,
+            discount: 0.0,
+        };
+        Rl::new(model(service).with_weights(saved.path.to_string()), 4)
+            .with_kl_penalty_to_start(penalty)
+            .train(service, run, &questions(service, 4)?)
+            .map(drop)
+    });
+    let (_, run) = run.unwrap();
+    let distance = run.metrics[0].number("kl_policy_base").unwrap();
+    assert!(distance.abs() < 1e-4, "{distance}");
+    assert_eq!(run.checkpoints[0].name, "reference");
+    assert!(run.config["kl_reference_config"]["load_checkpoint_path"].is_string());
+}
+
+#[test]
 fn a_model_learns_from_itself_that_knows_more() {
     for (topk, reverse, metric) in [
         (5, false, "sdft/mean_teacher_entropy"),

@@ -220,7 +220,7 @@ fn write_csv(context: &mut Context, rows: &[Row], path: &str) -> anyhow::Result<
         return context.out.text(&text);
     }
     fs::write(path, text).with_context(|| format!("cannot write {path}"))?;
-    eprintln!("Wrote {} row(s) to {path}", rows.len());
+    say!("Wrote {} row(s) to {path}", rows.len());
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! `tinker chat`: a conversation in the terminal.
 
-use std::fs;
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::{Context as _, bail};
@@ -77,16 +77,15 @@ impl Chat {
         talk.voice()?;
         let interactive = io::stdin().is_terminal();
         if interactive {
-            eprintln!("{} (/help for commands, Ctrl-D to leave)", talk.model);
+            say!("{} (/help for commands, Ctrl-D to leave)", talk.model);
         }
         loop {
             if interactive {
-                eprint!("> ");
-                io::stderr().flush()?;
+                ask!("> ");
             }
             let Some(line) = terminal::line()? else {
                 if interactive {
-                    eprintln!();
+                    say!();
                 }
                 return Ok(());
             };
@@ -105,7 +104,7 @@ impl Chat {
                 if !interactive || error.is::<crate::output::ClosedPipe>() {
                     return Err(error);
                 }
-                eprintln!("Error: {error:#}");
+                say!("Error: {error:#}");
             }
         }
     }
@@ -124,27 +123,27 @@ impl Talk {
         let (name, rest) = command.split_once(' ').unwrap_or((command, ""));
         let rest = rest.trim();
         match name {
-            "help" | "?" => eprintln!("{HELP}"),
+            "help" | "?" => say!("{HELP}"),
             "system" => self.system = Some(rest.to_owned()).filter(|text| !text.is_empty()),
             "set" => return self.set(rest),
             "n" => {
                 let count: u32 = rest.parse().context("/n takes a number")?;
                 anyhow::ensure!(count > 0, "/n takes a number from 1");
                 self.count = count;
-                eprintln!("{count} answer(s) to each message");
+                say!("{count} answer(s) to each message");
             }
             "probs" => {
                 self.probs = !self.probs;
-                eprintln!("probabilities {}", if self.probs { "on" } else { "off" });
+                say!("probabilities {}", if self.probs { "on" } else { "off" });
             }
             "compare" if rest.is_empty() => {
                 self.other = None;
-                eprintln!("{} answers alone", self.model);
+                say!("{} answers alone", self.model);
             }
             "compare" => {
                 let voice = Voice::open(&self.service, rest, self.tokenizer.as_deref())?;
                 self.other = Some((rest.to_owned(), voice));
-                eprintln!("{rest} answers too");
+                say!("{rest} answers too");
             }
             "undo" => drop(self.turns.pop()),
             "reset" => self.turns.clear(),
@@ -157,7 +156,7 @@ impl Talk {
     fn set(&mut self, text: &str) -> anyhow::Result<()> {
         let params = &mut self.params;
         let Some((name, value)) = text.split_once(' ') else {
-            eprintln!(
+            say!(
                 "max_tokens {}, temperature {}, top_p {:?}, top_k {:?}, seed {:?}, stop {:?}",
                 params.max_tokens,
                 params.temperature,
@@ -189,9 +188,9 @@ impl Talk {
             bail!("/save takes the name of a file");
         }
         let line = json!({ "messages": self.messages(None) }).to_string() + "\n";
-        let mut text = fs::read_to_string(file).unwrap_or_default();
-        text.push_str(&line);
-        fs::write(file, text).with_context(|| format!("cannot write {file}"))?;
+        let opened = OpenOptions::new().create(true).append(true).open(file);
+        let written = opened.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.with_context(|| format!("cannot write {file}"))?;
         context.note(&format!("saved to {file}"));
         Ok(())
     }
@@ -273,7 +272,7 @@ impl Talk {
             let delta = &chunk["choices"][0]["delta"];
             if let Some(piece) = delta["reasoning_content"].as_str() {
                 // Thinking is shown, and is no part of the answer.
-                eprint!("{}", console::style(piece).dim().for_stderr());
+                ask!("{}", console::style(piece).dim().for_stderr());
             }
             if let Some(piece) = delta["content"].as_str() {
                 context.out.text(piece)?;

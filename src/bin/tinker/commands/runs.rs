@@ -1,7 +1,6 @@
 //! `tinker runs`: run folders on this machine, ours and the Python cookbook's.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -170,9 +169,9 @@ fn show(context: &mut Context, path: &Path) -> anyhow::Result<()> {
         let checkpoints: Vec<serde_json::Value> = run
             .checkpoints
             .iter()
-            .map(|record| serde_json::from_str(&record.to_row().to_line()))
+            .map(|record| serde_json::from_str(&record.to_row().to_json_line()))
             .collect::<Result<_, _>>()?;
-        let last = run.metrics.last().map(Row::to_line);
+        let last = run.metrics.last().map(Row::to_json_line);
         return context.out.json(&serde_json::json!({
             "path": run.path, "kind": run.kind().as_str(),
             "status": run.status(SystemTime::now()).as_str(), "steps": run.metrics.len(),
@@ -225,47 +224,48 @@ const LOOK: Duration = Duration::from_millis(500);
 
 impl Tail {
     fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let run = open(&self.folder.run)?;
-        let first = run.metrics.len().saturating_sub(self.number);
-        for row in &run.metrics[first..] {
-            print(context, row)?;
-        }
-        context.out.flush()?;
-        let file = run.path.join("metrics.jsonl");
-        let mut place = fs::metadata(&file).map_or(0, |found| found.len());
-        // Ctrl-C ends it, as it ends any command.
-        while !self.no_follow && run_goes_on(&run.path) {
+        let mut run = open(&self.folder.run)?;
+        let mut seen = Seen::default();
+        seen.new(&run.metrics[..run.metrics.len().saturating_sub(self.number)]);
+        loop {
+            for row in seen.new(&run.metrics) {
+                print(context, row)?;
+            }
+            context.out.flush()?;
+            // Ctrl-C ends it, as it ends any command.
+            if self.no_follow || run.status(SystemTime::now()) == RunStatus::Completed {
+                return Ok(());
+            }
             std::thread::sleep(LOOK);
-            place = follow(context, &file, place)?;
+            run = RunReader::open(run.path)?;
         }
-        Ok(())
     }
 }
 
-fn run_goes_on(path: &Path) -> bool {
-    let status = RunReader::open(path).map(|run| run.status(SystemTime::now()));
-    status.is_ok_and(|status| status != RunStatus::Completed)
-}
+/// The rows that were printed.
+#[derive(Default)]
+struct Seen(Vec<String>);
 
-/// Prints the whole lines that a file has from a place on; where they end.
-fn follow(context: &mut Context, file: &Path, place: u64) -> anyhow::Result<u64> {
-    let mut reader = BufReader::new(File::open(file)?);
-    reader.seek(SeekFrom::Start(place))?;
-    let (mut place, mut line) = (place, String::new());
-    while reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
-        place += line.len() as u64;
-        if let Ok(row) = Row::parse(line.trim()) {
-            print(context, &row)?;
-        }
-        line.clear();
+impl Seen {
+    /// Those of all rows that are new: what was added, and what a resumed run does again.
+    fn new<'a>(&mut self, rows: &'a [Row]) -> &'a [Row] {
+        let line = |row: &Row| {
+            let mut row = row.clone();
+            // The last row is told only at the end that it is the last.
+            row.remove("final");
+            row.to_line()
+        };
+        let lines: Vec<String> = rows.iter().map(line).collect();
+        let same = self.0.iter().zip(&lines).take_while(|(a, b)| a == b);
+        let same = same.count();
+        self.0 = lines;
+        &rows[same..]
     }
-    context.out.flush()?;
-    Ok(place)
 }
 
 fn print(context: &mut Context, row: &Row) -> anyhow::Result<()> {
     match context.is_json() {
-        true => context.out.line(&row.to_line()),
+        true => context.out.line(&row.to_json_line()),
         false => context.out.line(&brief(row)),
     }
 }
@@ -340,5 +340,36 @@ impl Draw {
                 .out
                 .line(&plot.to_text(terminal::width().unwrap_or(80).min(160), 18)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(looks: &[&[usize]], printed: &[usize]) {
+        let mut seen = Seen::default();
+        let mut found = Vec::new();
+        for look in looks {
+            let rows: Vec<Row> = look
+                .iter()
+                .map(|step| Row::new().with("step", *step))
+                .collect();
+            found.extend(seen.new(&rows).iter().filter_map(|row| row.number("step")));
+        }
+        let printed: Vec<f64> = printed.iter().map(|step| *step as f64).collect();
+        assert_eq!(found, printed, "{looks:?}");
+    }
+
+    #[test]
+    fn rows_are_followed_through_a_resumed_run() {
+        check(&[&[], &[0], &[0, 1, 2]], &[0, 1, 2]);
+        check(&[&[0, 1, 2], &[0, 1], &[0, 1, 2, 3]], &[0, 1, 2, 2, 3]);
+        check(&[&[0, 1], &[0, 5]], &[0, 1, 5]);
+        let mut seen = Seen::default();
+        let row = Row::new().with("loss", f64::NAN);
+        assert_eq!(seen.new(std::slice::from_ref(&row)).len(), 1);
+        assert_eq!(seen.new(&[row.with("final", true)]).len(), 0);
     }
 }

@@ -294,10 +294,10 @@ fn finished(file: &Path) -> anyhow::Result<HashMap<String, Value>> {
     }
     let cannot = || format!("cannot read {}", file.display());
     let reader = BufReader::new(File::open(file).with_context(cannot)?);
-    for text in reader.lines() {
+    for text in reader.split(b'\n') {
         let text = text.with_context(cannot)?;
-        // Half a line is cut off before the file grows again.
-        if let Ok(line) = serde_json::from_str::<Line>(&text)
+        // Half a line, which may end within a letter, is cut off before the file grows again.
+        if let Ok(line) = serde_json::from_slice::<Line>(&text)
             && line.error.is_none()
         {
             done.insert(line.id.to_string(), line.prompt);

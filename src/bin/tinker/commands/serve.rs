@@ -113,7 +113,7 @@ enum Logprobs {
 /// Serves until SIGTERM or Ctrl-C.
 pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     if cfg!(debug_assertions) {
-        eprintln!("warning: this is an unoptimised build; the engine is many times slower");
+        say!("warning: this is an unoptimised build; the engine is many times slower");
     }
     install_logger(Some(log_level(serve)?));
     let signals = Signals::listen()?;

@@ -198,8 +198,8 @@ fn summary(checkpoints: &[Checkpoint]) -> String {
 
 fn confirmed(paths: &[String], listed: &str) -> anyhow::Result<bool> {
     let count = paths.len();
-    eprintln!("Will delete {count} checkpoint(s):\n{listed}");
-    eprintln!("WARNING: This action is permanent and cannot be undone.");
+    say!("Will delete {count} checkpoint(s):\n{listed}");
+    say!("WARNING: This action is permanent and cannot be undone.");
     terminal::confirm(&format!(
         "Are you sure you want to delete {count} checkpoint(s)?"
     ))

@@ -41,7 +41,7 @@ impl Logger for Lines {
         let mut line = Row::new().with("step", step);
         line.merge(row.clone());
         let left = left.map_or_else(String::new, |left| format!("  left {}", duration(left)));
-        eprintln!("{}{left}", brief(&line));
+        say!("{}{left}", brief(&line));
     }
 }
 

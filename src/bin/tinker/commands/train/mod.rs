@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use clap::Subcommand;
+use tinker::text::data::permutation;
 use tinker::text::{Renderer, Tokenizer};
-use tinker::train::{Existing, Interrupt, JsonLines, Model, Outcome, Report, Run};
+use tinker::train::{Existing, Interrupt, JsonLines, Model, Outcome, Report, Run, RunFolder};
 use tinker::{LoraConfig, ServiceClient};
 
 use self::dashboard::{Dashboard, Lines, Queue};
@@ -36,13 +37,16 @@ pub(crate) enum Train {
 
 impl Train {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let (settings, train): (Settings, fn(&mut Desk) -> anyhow::Result<Report>) = match self {
-            Self::Sft(settings) => (settings, supervised::train),
-            Self::Dpo(settings) => (settings, preference::train),
-            Self::Rl(settings) => (settings, reinforce::train),
-            Self::Distill(settings) => (settings, reinforce::distill),
+        type Loop = fn(&mut Desk) -> anyhow::Result<Report>;
+        let (kind, settings, train): (&str, Settings, Loop) = match self {
+            Self::Sft(settings) => ("sft", settings, supervised::train),
+            Self::Dpo(settings) => ("dpo", settings, preference::train),
+            Self::Rl(settings) => ("rl", settings, reinforce::train),
+            Self::Distill(settings) => ("distill", settings, reinforce::distill),
         };
-        let mut desk = Desk::open(context, settings.with_file()?)?;
+        let settings = settings.with_file()?;
+        settings.check(kind)?;
+        let mut desk = Desk::open(context, settings)?;
         let report = train(&mut desk)?;
         desk.end(context, &report)
     }
@@ -75,8 +79,8 @@ impl Desk {
             (true, true) => {
                 return Err(Failure::usage("--resume and --overwrite exclude each other").into());
             }
-            (true, false) => Existing::Resume,
-            (false, true) => Existing::Delete,
+            // What is there is deleted once nothing else can be wrong.
+            (true, false) | (false, true) => Existing::Resume,
             (false, false) => Existing::Raise,
         };
         let run = Run::open(&folder, existing).map_err(|error| {
@@ -102,7 +106,7 @@ impl Desk {
         let interrupt = Interrupt::new();
         let wish = interrupt.clone();
         interrupt::on(move || {
-            eprintln!("\nSaving a checkpoint; Ctrl-C again ends at once.");
+            say!("\nSaving a checkpoint; Ctrl-C again ends at once.");
             wish.set();
         });
         let run = run.with_interrupt(interrupt);
@@ -137,13 +141,30 @@ impl Desk {
         }
     }
 
-    /// The learning rate that was given, or the one recommended for the model.
-    fn learning_rate(&self) -> anyhow::Result<f64> {
-        match self.settings.learning_rate {
-            Some(rate) => Ok(rate),
-            None => tinker::train::learning_rate_for(&self.model)
-                .context("there is no recommended learning rate; give one with --learning-rate"),
+    /// Begins to train, in an empty folder if that is wished.
+    fn begin(&mut self) -> anyhow::Result<(&ServiceClient, &mut Run)> {
+        if self.settings.overwrite {
+            RunFolder::open(&self.folder, Existing::Delete)?;
         }
+        Ok((&self.service, &mut self.run))
+    }
+
+    /// What is trained on, and what is kept for evaluation: shuffled as the Python cookbook does, so
+    /// that both keep the same lines apart.
+    fn split<T>(&self, lines: Vec<T>) -> (Vec<T>, Vec<T>) {
+        let test_size = self.settings.test_size.unwrap_or(0).min(lines.len());
+        if test_size == 0 {
+            return (lines, Vec::new());
+        }
+        let mut places = vec![0; lines.len()];
+        for (place, index) in permutation(lines.len(), 0).into_iter().enumerate() {
+            places[index] = place;
+        }
+        let mut placed: Vec<(usize, T)> = places.into_iter().zip(lines).collect();
+        placed.sort_unstable_by_key(|(place, _)| *place);
+        let mut test: Vec<T> = placed.into_iter().map(|(_, line)| line).collect();
+        let train = test.split_off(test_size);
+        (train, test)
     }
 
     fn data(&self) -> anyhow::Result<&PathBuf> {
@@ -169,7 +190,7 @@ impl Desk {
         match report.outcome {
             Outcome::Completed => context.note(&format!("Look at it: tinker runs show {folder}")),
             Outcome::Interrupted => {
-                eprintln!("Go on with the same command and --resume (run folder: {folder}).");
+                say!("Go on with the same command and --resume (run folder: {folder}).");
             }
         }
         Ok(())

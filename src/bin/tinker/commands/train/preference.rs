@@ -2,9 +2,9 @@
 
 use anyhow::Context as _;
 use tinker::Datum;
-use tinker::text::TrainOnWhat;
 use tinker::text::data::DatumOptions;
-use tinker::train::{Batches, Dpo, Report, SavePolicy};
+use tinker::text::{Message, TrainOnWhat};
+use tinker::train::{Batches, Dpo, NllEvaluator, Report, SavePolicy};
 
 use super::Desk;
 use crate::commands::data::read_pairs;
@@ -16,25 +16,35 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
     let what = settings
         .train_on
         .unwrap_or(TrainOnWhat::LastAssistantMessage);
-    let mut data: Vec<Datum> = Vec::new();
+    let mut pairs: Vec<[Datum; 2]> = Vec::new();
     for (index, (chosen, rejected)) in read_pairs(desk.data()?)?.into_iter().enumerate() {
-        for messages in [chosen, rejected] {
-            let example = desk.renderer.example(&messages, what);
+        let datum = |messages: &[Message]| {
+            let example = desk.renderer.example(messages, what);
             let datum = example.and_then(|example| example.to_datum(&options));
-            data.push(datum.with_context(|| format!("pair {}", index + 1))?);
-        }
+            datum.with_context(|| format!("pair {}", index + 1))
+        };
+        pairs.push([datum(&chosen)?, datum(&rejected)?]);
     }
+    let (train, test) = desk.split(pairs);
+    let data: Vec<Datum> = train.into_iter().flatten().collect();
     let size = settings.batch_size.unwrap_or(32.min(data.len() / 2));
     let batches = Batches::of_pairs(data, size)?;
     let mut dpo = Dpo::new(desk.model())
         .with_learning_rate(desk.settings.learning_rate.unwrap_or(1e-5))
         .with_epochs(settings.epochs.unwrap_or(1))
-        .with_save(SavePolicy::every(settings.save_every.unwrap_or(20)));
+        .with_save(SavePolicy::every(settings.save_every.unwrap_or(20)))
+        .with_eval_every(settings.eval_every.unwrap_or(10));
+    if !test.is_empty() {
+        let test: Vec<Datum> = test.into_iter().flatten().collect();
+        let evaluator = NllEvaluator::new(test).with_tokenizer(desk.tokenizer.clone());
+        dpo = dpo.with_evaluator(evaluator);
+    }
     if let Some(beta) = settings.beta {
         dpo = dpo.with_beta(beta);
     }
     if let Some(steps) = settings.max_steps {
         dpo = dpo.with_max_steps(steps);
     }
-    Ok(dpo.train(&desk.service, &mut desk.run, &batches)?)
+    let (service, run) = desk.begin()?;
+    Ok(dpo.train(service, run, &batches)?)
 }

@@ -38,13 +38,16 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
             grader.grade(asked.as_deref(), answer.as_deref(), said)
         }))
     })?;
-    let mut rl = configured(desk)?;
+    let mut rl = configured(desk, 1e-5);
     if let Some(coefficient) = desk.settings.kl.filter(|kl| *kl > 0.0) {
         let penalty = KlPenalty {
             coefficient,
             discount: 0.0,
         };
-        rl = rl.with_kl_penalty(penalty, desk.model.as_str());
+        rl = match desk.settings.load_checkpoint {
+            Some(_) => rl.with_kl_penalty_to_start(penalty),
+            None => rl.with_kl_penalty(penalty, desk.model.as_str()),
+        };
     }
     run(desk, rl, groups)
 }
@@ -62,28 +65,35 @@ pub(super) fn distill(desk: &mut Desk) -> anyhow::Result<Report> {
         coefficient: desk.settings.kl.unwrap_or(1.0),
         discount: 0.0,
     };
-    let rl = configured(desk)?.with_teacher(penalty, teacher.as_str());
+    let rl = configured(desk, 1e-4).with_teacher(penalty, teacher.as_str());
     run(desk, rl, groups)
 }
 
-fn configured(desk: &Desk) -> anyhow::Result<Rl> {
+/// The learning rate is the cookbook's for the kind, unless one is given.
+fn configured(desk: &Desk, rate: f64) -> Rl {
     let settings = &desk.settings;
     let mut rl = Rl::new(desk.model(), settings.max_tokens.unwrap_or(256))
-        .with_learning_rate(desk.learning_rate()?)
+        .with_learning_rate(settings.learning_rate.unwrap_or(rate))
         .with_save(SavePolicy::every(settings.save_every.unwrap_or(20)))
         .with_eval_every(settings.eval_every.unwrap_or(10));
     if let Some(steps) = settings.max_steps {
         rl = rl.with_max_steps(steps);
     }
-    Ok(rl)
+    rl
 }
 
-fn run(desk: &mut Desk, rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::Result<Report> {
+fn run(desk: &mut Desk, mut rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::Result<Report> {
+    let (groups, test) = desk.split(groups);
+    if !test.is_empty() {
+        let size = test.len();
+        rl = rl.with_test(EnvBatches::new(test, size));
+    }
     let epochs = desk.settings.epochs.unwrap_or(1);
     let all = (0..epochs).flat_map(|_| groups.iter().cloned());
     let size = desk.settings.batch_size.unwrap_or(32.min(groups.len()));
     let data = EnvBatches::new(all, size);
-    Ok(rl.train(&desk.service, &mut desk.run, &data)?)
+    let (service, run) = desk.begin()?;
+    Ok(rl.train(service, run, &data)?)
 }
 
 type Make<'a> =

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tinker::text::TrainOnWhat;
 
+use crate::failure::Failure;
+
 /// What can be set. A flag goes before the file.
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields, default)]
@@ -34,7 +36,8 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip)]
     pub(super) overwrite: bool,
-    /// The highest learning rate [default: what is recommended for the model]
+    /// The highest learning rate [default: sft: what is recommended for the model; dpo, rl: 1e-5;
+    /// distill: 1e-4]
     #[arg(long, value_name = "RATE")]
     pub(super) learning_rate: Option<f64>,
     /// The adapter's rank [default: 32]
@@ -49,7 +52,7 @@ pub(crate) struct Settings {
     /// Steps at most.
     #[arg(long, value_name = "N")]
     pub(super) max_steps: Option<usize>,
-    /// Longer examples are cut [default: not]
+    /// sft, dpo: longer examples are cut [default: not]
     #[arg(long, value_name = "TOKENS")]
     pub(super) max_length: Option<usize>,
     /// Steps between checkpoints [default: 20]
@@ -67,7 +70,7 @@ pub(crate) struct Settings {
     /// The tokenizer's folder or its model's name, if not the model's own.
     #[arg(long, value_name = "PATH|MODEL")]
     pub(super) tokenizer: Option<String>,
-    /// What to train on [default: all_assistant_messages]
+    /// sft, dpo: what to train on [default: sft: all_assistant_messages; dpo: last_assistant_message]
     #[arg(long, value_name = "MODE")]
     pub(super) train_on: Option<TrainOnWhat>,
     /// Begin with these weights: tinker://run-id/weights/name
@@ -98,6 +101,21 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Refuses what this kind of training would not heed.
+    pub(super) fn check(&self, kind: &str) -> anyhow::Result<()> {
+        let useless = fields(self)?.into_iter().map(|(name, _)| name);
+        match useless.into_iter().find(|name| !has_use(kind, name)) {
+            None => Ok(()),
+            Some(name) => {
+                let option = name.replace('_', "-");
+                let problem = format!("tinker train {kind} has no use for --{option}");
+                Err(Failure::usage(problem)
+                    .advise(format!("'tinker train {kind} --help' shows what there is."))
+                    .into())
+            }
+        }
+    }
+
     /// The file's settings with the flags before them.
     pub(super) fn with_file(self) -> anyhow::Result<Self> {
         let Some(file) = &self.config else {
@@ -115,6 +133,18 @@ impl Settings {
             overwrite: self.overwrite,
             ..merged
         })
+    }
+}
+
+/// Whether a kind of training has a use for a setting.
+fn has_use(kind: &str, setting: &str) -> bool {
+    match setting {
+        "max_length" | "train_on" => matches!(kind, "sft" | "dpo"),
+        "beta" => kind == "dpo",
+        "group_size" | "max_tokens" | "kl" => matches!(kind, "rl" | "distill"),
+        "grader" => kind == "rl",
+        "teacher" => kind == "distill",
+        _ => true,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use tinker::Datum;
-use tinker::text::data::{DatumOptions, Reduction, permutation};
+use tinker::text::data::{DatumOptions, Reduction};
 use tinker::train::{Batches, NllEvaluator, Report, SavePolicy, Supervised};
 
 use super::Desk;
@@ -14,8 +14,13 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
     let settings = &desk.settings;
     let size = settings.batch_size.unwrap_or(32.min(train.len()));
     let data = Batches::new(train, size)?;
+    let rate = match settings.learning_rate {
+        Some(rate) => rate,
+        None => tinker::train::learning_rate_for(&desk.model)
+            .context("there is no recommended learning rate; give one with --learning-rate")?,
+    };
     let mut sft = Supervised::new(desk.model())
-        .with_learning_rate(desk.learning_rate()?)
+        .with_learning_rate(rate)
         .with_epochs(settings.epochs.unwrap_or(1))
         .with_save(SavePolicy::every(settings.save_every.unwrap_or(20)))
         .with_eval_every(settings.eval_every.unwrap_or(10));
@@ -26,7 +31,8 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
         let evaluator = NllEvaluator::new(test).with_tokenizer(desk.tokenizer.clone());
         sft = sft.with_evaluator(evaluator);
     }
-    Ok(sft.train(&desk.service, &mut desk.run, &data)?)
+    let (service, run) = desk.begin()?;
+    Ok(sft.train(service, run, &data)?)
 }
 
 /// The conversations as examples, some of them kept for evaluation.
@@ -48,17 +54,7 @@ fn datums(desk: &Desk) -> anyhow::Result<(Vec<Datum>, Vec<Datum>)> {
                 .with_context(place)?,
         );
     }
-    let test_size = settings.test_size.unwrap_or(0).min(conversations.len());
-    // Shuffled as the Python cookbook does, so that both keep the same lines apart.
-    let order = permutation(conversations.len(), 0);
-    let pick = |order: &[usize]| {
-        order
-            .iter()
-            .flat_map(|index| conversations[*index].clone())
-            .collect()
-    };
-    Ok(match test_size {
-        0 => (conversations.into_iter().flatten().collect(), Vec::new()),
-        _ => (pick(&order[test_size..]), pick(&order[..test_size])),
-    })
+    let (train, test) = desk.split(conversations);
+    let flat = |lines: Vec<Vec<Datum>>| lines.into_iter().flatten().collect();
+    Ok((flat(train), flat(test)))
 }
