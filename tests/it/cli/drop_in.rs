@@ -280,6 +280,19 @@ fn whoami_reads_the_token() {
     assert!(desk.run(&["auth", "whoami"]).ok().contains("Organization"));
 }
 
+/// Someone whose key is fine is not told to set one.
+#[test]
+fn whoami_of_a_plain_key_says_what_can_be_asked() {
+    let server = LocalServer::builder().start().unwrap();
+    let said = Desk::at(&server.base_url())
+        .run(&["auth", "whoami"])
+        .failed(1);
+    assert!(said.contains("tinker auth status"), "{said}");
+    assert!(!said.contains("Set TINKER_API_KEY"), "{said}");
+    let said = Desk::bare().run(&["auth", "whoami"]).failed(1);
+    assert!(said.contains("TINKER_API_KEY"), "{said}");
+}
+
 /// A server with this many runs. Its last page waits at the gate, if there is one.
 fn crowd(total: usize, gate: Option<&Gate>) -> Server {
     let server = Server::start();

@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal};
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use tinker::ServiceClient;
 use tinker::client::RawCall;
 use tinker::config::{Config, CredentialStore, KeyDetails, StoredKey};
 use tinker::types::console;
+use tinker::{Error, ServiceClient};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -172,7 +172,13 @@ fn status(context: &mut Context) -> anyhow::Result<()> {
 }
 
 fn whoami(context: &mut Context) -> anyhow::Result<()> {
-    let who = context.service()?.whoami()?;
+    let has_key = context.config()?.has_credential();
+    let who = context.service()?.whoami().map_err(|error| match error {
+        Error::Credentials(_) if has_key => anyhow::Error::from(
+            Failure::new(error.to_string()).advise("'tinker auth status' checks the key itself."),
+        ),
+        error => error.into(),
+    })?;
     if context.is_json() {
         return context.out.json(&who);
     }

@@ -226,9 +226,9 @@ impl Tail {
     fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let mut run = open(&self.folder.run)?;
         let mut seen = Seen::default();
-        seen.new(&run.metrics[..run.metrics.len().saturating_sub(self.number)]);
+        seen.unseen(&run.metrics[..run.metrics.len().saturating_sub(self.number)]);
         loop {
-            for row in seen.new(&run.metrics) {
+            for row in seen.unseen(&run.metrics) {
                 print(context, row)?;
             }
             context.out.flush()?;
@@ -248,7 +248,7 @@ struct Seen(Vec<String>);
 
 impl Seen {
     /// Those of all rows that are new: what was added, and what a resumed run does again.
-    fn new<'a>(&mut self, rows: &'a [Row]) -> &'a [Row] {
+    fn unseen<'a>(&mut self, rows: &'a [Row]) -> &'a [Row] {
         let line = |row: &Row| {
             let mut row = row.clone();
             // The last row is told only at the end that it is the last.
@@ -356,7 +356,11 @@ mod tests {
                 .iter()
                 .map(|step| Row::new().with("step", *step))
                 .collect();
-            found.extend(seen.new(&rows).iter().filter_map(|row| row.number("step")));
+            found.extend(
+                seen.unseen(&rows)
+                    .iter()
+                    .filter_map(|row| row.number("step")),
+            );
         }
         let printed: Vec<f64> = printed.iter().map(|step| *step as f64).collect();
         assert_eq!(found, printed, "{looks:?}");
@@ -369,7 +373,7 @@ mod tests {
         check(&[&[0, 1], &[0, 5]], &[0, 1, 5]);
         let mut seen = Seen::default();
         let row = Row::new().with("loss", f64::NAN);
-        assert_eq!(seen.new(std::slice::from_ref(&row)).len(), 1);
-        assert_eq!(seen.new(&[row.with("final", true)]).len(), 0);
+        assert_eq!(seen.unseen(std::slice::from_ref(&row)).len(), 1);
+        assert_eq!(seen.unseen(&[row.with("final", true)]).len(), 0);
     }
 }
