@@ -48,6 +48,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod deadline;
+pub(crate) mod opened;
 pub(crate) mod process;
 pub(crate) mod stop;
 

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use super::{Opened, Session, fetch_dynamic};
+use super::{Session, fetch_dynamic};
 use crate::config::{Config, Secret};
 use crate::error::Result;
 use crate::runtime::calls::Link;
 use crate::runtime::clock::Clock;
 use crate::runtime::deadline::Deadline;
+use crate::runtime::opened::Opened;
 use crate::runtime::stop::Stop;
 use crate::sync::lock;
 use crate::transport::retry::error_from_response;

@@ -8,7 +8,6 @@ mod host;
 mod make;
 mod metrics;
 mod open;
-mod opened;
 mod telemetry;
 mod upkeep;
 
@@ -30,7 +29,6 @@ use crate::types::{ModelId, SamplingSessionId};
 use crate::wire::route::Route;
 
 pub(crate) use self::host::Host;
-use self::opened::Opened;
 use self::upkeep::fetch_dynamic;
 
 /// The owner of everything that runs for a session. Clients and handles share it; the last one

@@ -1,4 +1,5 @@
-//! Something that is opened at its first use and shared from then on: a link, a session.
+//! Something that is opened at its first use and shared from then on: a link, a session, a
+//! sampler's number.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
