@@ -83,7 +83,8 @@ pub enum Error {
     /// A success whose body does not have the expected shape.
     #[doc(alias = "APIResponseValidationError")]
     Reply(Box<Context>),
-    /// The service accepted the request, ran it, and reports that it failed.
+    /// The service accepted the request, ran it, and reports that it failed; or part of a call
+    /// was refused here when the service already had the rest.
     #[doc(alias = "RequestFailedError")]
     Failed(Box<Context>),
     /// The service no longer knows what it had accepted: a request, or the session.
@@ -260,6 +261,20 @@ impl Error {
     pub(crate) fn into_reply(self) -> Self {
         match self {
             Self::Invalid(_) => Self::Reply(Context::new(self.to_string())),
+            other => other,
+        }
+    }
+
+    /// The same in part of a call whose rest went through: a refused value is then a failure that
+    /// has had an effect.
+    #[must_use]
+    pub(crate) fn of_a_part(self) -> Self {
+        match self {
+            Self::Invalid(_) => {
+                let mut context = Context::caused(self.to_string(), self);
+                context.category = Some(ErrorCategory::User);
+                Self::Failed(context)
+            }
             other => other,
         }
     }

@@ -31,14 +31,12 @@ pub(crate) fn json_route(request: &ForwardBackwardRequest<'_>) -> Route {
     }
 }
 
-/// Encodes a request as JSON. Provenance has no place in this dialect and is left out.
+/// Checks everything that cannot be written as JSON, so that encoding cannot fail.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for numbers JSON cannot hold.
-pub(crate) fn encode_forward_backward_json(
-    request: &ForwardBackwardRequest<'_>,
-) -> Result<Vec<u8>> {
+/// [`Error::Invalid`] names the first number JSON cannot hold.
+pub(crate) fn validate_json(request: &ForwardBackwardRequest<'_>) -> Result<()> {
     for (name, value) in request.loss_fn_config.into_iter().flatten() {
         if matches!(value, LossConfigValue::Number(number) if !number.is_finite()) {
             return Err(Error::invalid(
@@ -54,6 +52,18 @@ pub(crate) fn encode_forward_backward_json(
                 .map_err(|error| error.within(&format!("data[{index}].loss_fn_inputs.{name}")))?;
         }
     }
+    Ok(())
+}
+
+/// Encodes a request as JSON. Provenance has no place in this dialect and is left out.
+///
+/// # Errors
+///
+/// As [`validate_json`].
+pub(crate) fn encode_forward_backward_json(
+    request: &ForwardBackwardRequest<'_>,
+) -> Result<Vec<u8>> {
+    validate_json(request)?;
     let input = InputJson {
         data: request.data.iter().map(DatumJson::from).collect(),
         loss_fn: request.loss_fn.into(),

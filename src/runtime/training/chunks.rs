@@ -17,7 +17,7 @@ use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::futures::{Accepted, Watch};
 use crate::runtime::pending::Status;
 use crate::types::{Datum, DatumRange, Loss, chunk_ranges};
-use crate::wire::dialect::decode_forward_backward;
+use crate::wire::dialect::{decode_forward_backward, validate_json};
 use crate::wire::forward_backward::ForwardBackwardRequest;
 
 /// Chunks of one call that are on their way at once.
@@ -92,18 +92,20 @@ impl Forward {
         );
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         let (call, spoken) = (self.call.clone(), training.dialect.spoken());
-        training.results.cpu.run(bytes, move || {
-            // What JSON cannot hold is noticed when it is written; protobuf must not fail then.
-            match spoken {
-                Spoken::Json => Ok(()),
-                _ => call.request(0..call.data.len(), None).validate(),
-            }
+        training.results.cpu.run(bytes, move || match spoken {
+            Spoken::Json => validate_json(&call.whole()),
+            _ => call.whole().validate(),
         })?;
         Ok(ranges)
     }
 }
 
 impl Call {
+    /// All of it as one request, to be looked at rather than sent.
+    pub(super) fn whole(&self) -> ForwardBackwardRequest<'_> {
+        self.request(0..self.data.len(), None)
+    }
+
     pub(super) fn request(
         &self,
         range: Range<usize>,
@@ -227,6 +229,7 @@ impl Sending {
                 (true, _) => error.for_idempotent(),
                 // Submitted again, what was accepted would count twice.
                 (false, true) => {
+                    let error = error.of_a_part().for_request(self.call.status.operation());
                     let effect = error.effect().and(Effect::Unknown);
                     error.with_effect(effect)
                 }

@@ -9,7 +9,7 @@ use super::dialect::{Hint, Spoken, hint};
 use crate::error::{Context, Effect, Error, Result};
 use crate::transport::retry::{Meaning, error_from_response};
 use crate::transport::{Body, Request};
-use crate::wire::dialect::{encode_forward_backward_json, json_route};
+use crate::wire::dialect::{encode_forward_backward_json, json_route, validate_json};
 use crate::wire::forward_backward::encode_forward_backward;
 use crate::wire::reply::{FutureReply, decode_json};
 use crate::wire::route::{FORWARD_BACKWARD, Route};
@@ -51,9 +51,13 @@ impl Sending {
                 zstd: body.zstd,
             });
         let probed = match spoken {
-            Spoken::Unknown => {
-                self.probe(&request, || self.encode_json(call, range, bytes, number))
-            }
+            Spoken::Unknown => self.probe(&request, || {
+                // A call that JSON cannot hold is not begun in JSON.
+                let whole = call.clone();
+                let check = move || validate_json(&whole.whole());
+                self.training().results.cpu.run(bytes, check)?;
+                self.encode_json(call, range, bytes, number)
+            }),
             _ => Probed::Open(Effect::None),
         };
         let sent = match probed {
@@ -186,10 +190,11 @@ impl Sending {
         let call = call.clone();
         self.training().results.cpu.run(bytes, move || {
             let request = call.request(range, Some(number));
-            Ok((
-                json_route(&request),
-                encode_forward_backward_json(&request)?,
-            ))
+            // The session may have gone over to JSON since the call was checked. What is wrong is
+            // named by its place in the call.
+            let body = encode_forward_backward_json(&request)
+                .or_else(|error| validate_json(&call.whole()).and(Err(error)))?;
+            Ok((json_route(&request), body))
         })
     }
 

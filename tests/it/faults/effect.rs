@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::json;
+use tinker::config::Dialect;
 use tinker::error::{Effect, Remedy};
 use tinker::{
     AdamParams, Datum, Error, ForwardBackwardOutput, LossFn, ModelInput, OptimStepResponse,
@@ -12,7 +13,7 @@ use tinker::{
 };
 
 use super::{End, prompt, status, times};
-use crate::support::fake::{Fake, result_of, route};
+use crate::support::fake::{Fake, result_of, route, train};
 use crate::support::scripted::{Gate, Reply};
 
 fn step(training: &TrainingClient) -> Pending<OptimStepResponse> {
@@ -119,7 +120,6 @@ fn effect_a_refusal_does_not_hide_that_a_sample_may_have_been_taken_before() {
     check("asample", Reply::hang_up(), Effect::Unknown);
     check("asample", status(503), Effect::Unknown);
     check("asample", status(429), Effect::None);
-    check("retrieve_future", status(410), Effect::Accepted);
 }
 
 #[test]
@@ -395,4 +395,74 @@ fn effect_a_server_that_resets_after_a_stumble_gets_each_pass_in_json_once() {
     let json = seen.iter().filter(|kind| *kind == "json").count();
     assert_eq!(json, 3, "{seen:?}");
     fake.check_pauses(&[]);
+}
+
+/// Three data, a chunk each, of which JSON cannot hold the last.
+fn three_with_a_nan() -> Vec<Datum> {
+    let mut data = vec![data()[0].clone(); 3];
+    data[2] = data[2].clone().with_weights(vec![f32::NAN]);
+    data
+}
+
+fn chunks_in_order() -> Fake {
+    Fake::with_flags(json!({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": false}))
+}
+
+#[test]
+fn effect_what_json_cannot_hold_is_found_before_any_chunk_is_sent() {
+    for parallel in [false, true] {
+        let flags = json!({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": parallel});
+        let fake = Fake::with_flags(flags);
+        let training = train(&fake.client(fake.config().with_dialect(Dialect::Json)));
+        let pass = training.forward_backward(&three_with_a_nan(), LossFn::CrossEntropy);
+        let error = pass.unwrap().join().unwrap_err();
+        let expected = "invalid data[2].loss_fn_inputs.weights.data[0]: \
+                        NaN cannot be written as JSON; must be finite";
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(fake.server.requests_to("forward_backward").len(), 0);
+    }
+}
+
+/// One that reads every body as JSON.
+fn misread(request: &crate::support::scripted::Recorded) -> Reply {
+    match request.header("content-type") {
+        Some("application/json") => Reply::json(&json!({"request_id": "f"})),
+        _ => status(422),
+    }
+}
+
+#[test]
+fn effect_a_session_goes_over_to_json_with_whole_calls_only() {
+    let fake = chunks_in_order();
+    let training = fake.training();
+    fake.server.on("POST", &route("forward_backward"), misread);
+    let pass = training.forward_backward(&three_with_a_nan(), LossFn::CrossEntropy);
+    let error = pass.unwrap().join().unwrap_err();
+    assert_eq!((error.status(), error.effect()), (Some(422), Effect::None));
+    assert_eq!(content_types(&fake), ["x-protobuf"]);
+}
+
+/// Another model of the session finds out in the middle of a call.
+#[test]
+fn effect_a_value_refused_after_other_chunks_were_taken_says_so() {
+    let fake = chunks_in_order();
+    let service = fake.service();
+    let (training, other) = (train(&service), train(&service));
+    let gate = Gate::new();
+    let accepted = Reply::json(&json!({"request_id": "f"}));
+    fake.reply("forward_backward", accepted.after(&gate));
+    fake.server.on("POST", &route("forward_backward"), misread);
+    let pass = training
+        .forward_backward(&three_with_a_nan(), LossFn::CrossEntropy)
+        .unwrap();
+    gate.wait_for(1);
+    let meanwhile = other.forward_backward(&data(), LossFn::CrossEntropy);
+    meanwhile.unwrap().join().unwrap();
+    gate.open();
+    let error = pass.join().unwrap_err();
+    assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    assert_eq!(error.remedy(), Remedy::RestoreFromCheckpoint, "{error}");
+    assert!(error.is_user_error(), "{error}");
+    assert!(error.to_string().contains("invalid data[2]."), "{error}");
+    assert!(error.to_string().contains("chunk 3 of 3"), "{error}");
 }
