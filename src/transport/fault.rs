@@ -193,17 +193,19 @@ fn kind_of(error: &ureq::Error, phase: Phase) -> FaultKind {
 
 fn io_kind(error: &io::Error, phase: Phase) -> FaultKind {
     use io::ErrorKind as K;
-    let sent = phase != Phase::Connect;
-    match error.kind() {
-        K::ConnectionRefused => FaultKind::Refused,
-        K::HostUnreachable | K::NetworkUnreachable | K::AddrNotAvailable => FaultKind::Connect,
-        K::TimedOut | K::WouldBlock => FaultKind::Timeout { sent },
-        // rustls reports a failed handshake as invalid data; later on it is a broken connection.
-        K::InvalidData if !sent => FaultKind::Tls,
-        _ if is_out_of_descriptors(error) => FaultKind::NoDescriptor,
-        _ if !sent => FaultKind::Connect,
-        _ if phase == Phase::Body => FaultKind::Truncated,
-        _ => FaultKind::Dropped,
+    match (phase, error.kind()) {
+        (_, K::TimedOut | K::WouldBlock) => FaultKind::Timeout {
+            sent: phase != Phase::Connect,
+        },
+        // What the system says of hosts and networks may also befall a connection in use; only
+        // before there is one does it mean that nothing was sent.
+        (Phase::Head, _) => FaultKind::Dropped,
+        (Phase::Body, _) => FaultKind::Truncated,
+        (Phase::Connect, K::ConnectionRefused) => FaultKind::Refused,
+        // rustls reports a failed handshake as invalid data.
+        (Phase::Connect, K::InvalidData) => FaultKind::Tls,
+        (Phase::Connect, _) if is_out_of_descriptors(error) => FaultKind::NoDescriptor,
+        (Phase::Connect, _) => FaultKind::Connect,
     }
 }
 
@@ -254,5 +256,43 @@ impl fmt::Display for Fault {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the system says, by how far the attempt had come: only what was never sent has had no
+    /// effect.
+    #[test]
+    fn an_error_of_the_system_means_no_effect_only_before_there_is_a_connection() {
+        use FaultKind::{Connect, Dropped, NoDescriptor, Refused, Tls, Truncated};
+        use io::ErrorKind as K;
+        const LATE: FaultKind = FaultKind::Timeout { sent: true };
+        let rows = [
+            (K::ConnectionRefused, [Refused, Dropped, Truncated]),
+            (K::HostUnreachable, [Connect, Dropped, Truncated]),
+            (K::NetworkUnreachable, [Connect, Dropped, Truncated]),
+            (K::NetworkDown, [Connect, Dropped, Truncated]),
+            (K::AddrNotAvailable, [Connect, Dropped, Truncated]),
+            (K::ConnectionReset, [Connect, Dropped, Truncated]),
+            (K::InvalidData, [Tls, Dropped, Truncated]),
+            (
+                K::TimedOut,
+                [FaultKind::Timeout { sent: false }, LATE, LATE],
+            ),
+        ];
+        let phases = [Phase::Connect, Phase::Head, Phase::Body];
+        for (kind, expected) in rows {
+            for (phase, expected) in phases.into_iter().zip(expected) {
+                let fault = Fault::from_io(kind.into(), phase);
+                assert_eq!(fault.kind, expected, "{kind:?} in {phase:?}");
+                let may_count = fault.meaning().effect() != crate::error::Effect::None;
+                assert_eq!(may_count, phase != Phase::Connect, "{kind:?} in {phase:?}");
+            }
+        }
+        let full = |phase| Fault::from_io(io::Error::from_raw_os_error(24), phase).kind;
+        assert_eq!(phases.map(full), [NoDescriptor, Dropped, Truncated]);
     }
 }
