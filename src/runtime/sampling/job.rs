@@ -282,9 +282,9 @@ impl Job {
 
     fn requeue(self: Box<Self>, push: impl FnOnce(&Dispatcher<Box<Job>>, u64, Box<Self>)) {
         let sampler = self.sampler.clone();
-        if let (Some(dispatcher), Some(lane)) = (sampler.room.dispatcher.get(), sampler.lane.get())
-        {
-            push(dispatcher, *lane, self);
+        let dispatcher = sampler.room.dispatcher.peek();
+        if let (Some(dispatcher), Some(lane)) = (dispatcher, sampler.lane.get()) {
+            push(&dispatcher, *lane, self);
         }
     }
 

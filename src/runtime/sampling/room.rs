@@ -1,6 +1,6 @@
 //! What the samplers of a session share: the dispatcher, its threads, cancellations, pollers.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
@@ -9,6 +9,7 @@ use super::dispatch::{Dispatcher, Limits, POLLED_AT_ONCE, SHARE};
 use super::job::Job;
 use crate::error::{Error, Result};
 use crate::runtime::futures::{Poller, Results};
+use crate::runtime::opened::Opened;
 use crate::runtime::threads::{Background, Crew};
 use crate::sync::lock;
 use crate::types::DynamicConfig;
@@ -27,7 +28,7 @@ pub(crate) struct Sampling {
     pub(super) fetchers: Crew,
     pub(super) cancels: Arc<Cancels>,
     /// Samples waiting to be sent; started with the first one.
-    pub(super) dispatcher: OnceLock<Dispatcher<Box<Job>>>,
+    pub(super) dispatcher: Opened<Dispatcher<Box<Job>>>,
     pollers: Mutex<Vec<Poller>>,
 }
 
@@ -47,7 +48,7 @@ impl Sampling {
                 results.crew.clone(),
                 dynamic,
             )),
-            dispatcher: OnceLock::new(),
+            dispatcher: Opened::default(),
             pollers: Mutex::default(),
             results,
             background,
@@ -73,24 +74,21 @@ impl Sampling {
         Ok(poller)
     }
 
-    /// The session's dispatcher; starts it with the first sample.
-    pub(super) fn dispatcher(&self, backoff: &Arc<Backoff>) -> Result<&Dispatcher<Box<Job>>> {
-        if let Some(dispatcher) = self.dispatcher.get() {
-            return Ok(dispatcher);
+    /// The session's dispatcher; starts it with the first sample. One whose thread could not be
+    /// started is given to nobody, and the next sample tries again.
+    pub(super) fn dispatcher(&self, backoff: &Arc<Backoff>) -> Result<Dispatcher<Box<Job>>> {
+        let mut started = None;
+        let shared = self.dispatcher.get(|| {
+            let clock = self.results.link.clock().clone();
+            let made = Dispatcher::new(clock, backoff.clone(), self.limits());
+            self.start(&made)?;
+            Ok(started.insert(made).clone())
+        });
+        // Started while the session ended: nobody else knows of its thread.
+        if let (Err(_), Some(late)) = (&shared, started) {
+            late.close();
         }
-        let made = Dispatcher::new(
-            self.results.link.clock().clone(),
-            backoff.clone(),
-            self.limits(),
-        );
-        if self.dispatcher.set(made.clone()).is_ok()
-            && let Err(error) = self.start(&made)
-        {
-            // What nobody would send is refused rather than kept.
-            made.close();
-            return Err(error);
-        }
-        Ok(self.dispatcher.get().expect("it was just set"))
+        shared
     }
 
     fn limits(&self) -> Limits {
@@ -154,7 +152,8 @@ impl Sampling {
 
     /// Samples that wait to be sent, of all samplers.
     pub(crate) fn waiting(&self) -> usize {
-        self.dispatcher.get().map_or(0, Dispatcher::all_waiting)
+        let dispatcher = self.dispatcher.peek();
+        dispatcher.as_ref().map_or(0, Dispatcher::all_waiting)
     }
 
     pub(crate) fn rescue(&self) {
@@ -164,7 +163,7 @@ impl Sampling {
 
     /// Ends the dispatcher, the pollers and their threads.
     pub(crate) fn shut_down(&self) {
-        if let Some(dispatcher) = self.dispatcher.get() {
+        if let Some(dispatcher) = self.dispatcher.close() {
             dispatcher.close();
         }
         for poller in lock(&self.pollers).drain(..) {

@@ -161,7 +161,7 @@ impl Sampler {
 
     /// Samples that wait to be sent.
     pub(crate) fn waiting(&self) -> usize {
-        match (self.room.dispatcher.get(), self.lane.get()) {
+        match (self.room.dispatcher.peek(), self.lane.get()) {
             (Some(dispatcher), Some(lane)) => dispatcher.waiting(*lane),
             _ => 0,
         }
@@ -248,7 +248,7 @@ impl Drop for Sampler {
         if let Some(poller) = self.poller.get() {
             poller.close();
         }
-        if let (Some(dispatcher), Some(lane)) = (self.room.dispatcher.get(), self.lane.get()) {
+        if let (Some(dispatcher), Some(lane)) = (self.room.dispatcher.peek(), self.lane.get()) {
             dispatcher.remove_lane(*lane);
         }
     }

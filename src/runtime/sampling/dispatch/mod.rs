@@ -150,12 +150,14 @@ impl<J: Send + 'static> Dispatcher<J> {
         }))
     }
 
-    /// A queue for one more sampler.
+    /// A queue for one more sampler. A closed dispatcher gives it a number and nothing else.
     pub(crate) fn add_lane(&self) -> u64 {
         let mut state = lock(&self.0.state);
         let id = state.next_lane;
         state.next_lane += 1;
-        state.lanes.insert(id, Lane::default());
+        if !state.closed {
+            state.lanes.insert(id, Lane::default());
+        }
         id
     }
 
@@ -218,7 +220,7 @@ impl<J: Send + 'static> Dispatcher<J> {
         let mut state = lock(&self.0.state);
         state.pushed += 1;
         let order = state.pushed;
-        // Closing has taken every queue away.
+        // Closing has taken every queue away, and none is made after it.
         let Some(lane) = state.lanes.get_mut(&lane) else {
             // Its promise tells whoever waits, which must not happen under the lock.
             drop(state);
