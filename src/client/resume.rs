@@ -232,6 +232,8 @@ impl ServiceClient {
         resume.checkpoint.checked()?;
         let session = self.session()?;
         if session.core.client_config.create_model_via_load_weights {
+            let token = resume.weights_access_token.as_ref();
+            session.core.link.hide(token);
             let queue = session.load_model(resume.request(with_state))?;
             return Ok(TrainingClient::new(queue, session.clone()));
         }

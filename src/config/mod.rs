@@ -708,8 +708,13 @@ impl Config {
         let passwords = proxies
             .into_iter()
             .filter_map(|url| password_of(url.expose()));
-        let mut secrets: Vec<Secret> = cloudflare.chain(headers).cloned().collect();
-        secrets.extend(passwords.map(Secret::from));
+        // Of `Bearer TOKEN` a server may echo the token alone.
+        let tokens = headers
+            .clone()
+            .filter_map(|value| value.expose().split_once(' '));
+        let tokens = tokens.map(|(_, token)| token);
+        let mut secrets: Vec<Secret> = passwords.chain(tokens).map(Secret::from).collect();
+        secrets.extend(cloudflare.chain(headers).cloned());
         secrets.retain(|secret| secret.expose().len() >= SHORTEST_SECRET);
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
         secrets

@@ -90,6 +90,7 @@ impl Transport {
             body.take(64 << 10)
                 .read_to_end(&mut error_body)
                 .map_err(|error| self.body_fault(error))?;
+            error_body = self.redact_body(&error_body);
         }
         Ok(Download { head, error_body })
     }

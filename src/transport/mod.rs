@@ -53,6 +53,9 @@ const USER_AGENT: &str = concat!("tinker-sdk/", env!("CARGO_PKG_VERSION"), " (Ru
 /// the service's own errors have bodies (FastAPI's).
 const REJECTION_BUDGET: i32 = 16;
 
+/// A shorter value in a URL signs nothing.
+const SHORTEST_SIGNATURE: usize = 16;
+
 /// The connections to one service. Cloning shares them.
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
@@ -72,7 +75,7 @@ struct Inner {
     met: AtomicBool,
     /// Configured values that must not be shown.
     secrets: Vec<Secret>,
-    /// Keys that were sent, for [`Transport::redact`]; the newest last.
+    /// Keys, tokens and signatures that were sent, for [`Transport::redact`]; the newest last.
     sent: Mutex<Vec<Secret>>,
 }
 
@@ -198,6 +201,12 @@ impl Transport {
             })
     }
 
+    /// The same for the body of an error.
+    pub(crate) fn redact_body(&self, body: &[u8]) -> Vec<u8> {
+        // Errors show their bodies as text, damaged or not.
+        self.redact(&String::from_utf8_lossy(body)).into_bytes()
+    }
+
     /// The same for an error made from an answer: its message, its body, and what lies below it.
     pub(crate) fn redact_error(&self, mut error: Error) -> Error {
         let Some(context) = error.context_mut() else {
@@ -245,10 +254,8 @@ impl Transport {
                 (left < REJECTION_BUDGET).then_some(left + 1)
             });
         }
-        if !head.is_success()
-            && let Ok(text) = std::str::from_utf8(&body)
-        {
-            body = self.redact(text).into_bytes();
+        if !head.is_success() {
+            body = self.redact_body(&body);
         }
         Ok(Response { head, body })
     }
@@ -299,6 +306,9 @@ impl Transport {
         // A whole URL may name another host, which gets neither the key nor the client's headers.
         let is_path = request.path.starts_with('/');
         let mut stranger = !is_path && !redirect::same_origin(&url, self.base_url());
+        if !is_path {
+            self.remember_signature(&url);
+        }
         for followed in 0.. {
             // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
             let headers = self.headers(request, method, stranger)?;
@@ -322,6 +332,7 @@ impl Transport {
                     }
                     stranger |= !same_origin;
                     url = next;
+                    self.remember_signature(&url);
                 }
             }
         }
@@ -367,15 +378,25 @@ impl Transport {
         finite(request.read_timeout.or(self.inner.read_timeout))
     }
 
-    fn remember(&self, key: &Secret) {
+    /// Has a secret that is about to be sent hidden wherever a server echoes it.
+    pub(crate) fn remember(&self, key: &Secret) {
         let mut sent = lock(&self.inner.sent);
         // A key of a few letters is no secret, and hiding it would garble ordinary words.
         if key.expose().len() >= SHORTEST_SECRET && !sent.contains(key) {
-            // Tokens change hourly; a handful of old ones is enough.
-            if sent.len() >= 16 {
+            // Tokens change hourly, signed URLs with every file; the newest are enough.
+            if sent.len() >= 128 {
                 sent.remove(0);
             }
             sent.push(key.clone());
+        }
+    }
+
+    /// A URL that somebody else made may be signed, by any of its longer values.
+    fn remember_signature(&self, url: &str) {
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        let values = query.split('&').filter_map(|pair| pair.split_once('='));
+        for (_, value) in values.filter(|(_, value)| value.len() >= SHORTEST_SIGNATURE) {
+            self.remember(&value.into());
         }
     }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinker::Error;
-use tinker::client::{CallBody, RawCall};
+use tinker::client::{CallBody, CopyOptions, Load, RawCall, Resume};
 use tinker::config::Timeout;
 
-use crate::support::fake::{Fake, route};
+use crate::support::fake::{Fake, route, train};
 use crate::support::scripted::{Recorded, Reply};
 
 /// A service that answers any call to `x` with its own words.
@@ -142,4 +142,76 @@ fn what_cannot_be_sent_is_refused_before_anything_is() {
         .unwrap_err();
     assert!(error.to_string().contains("no/such/file"), "{error}");
     assert_eq!(calls(&fake).len(), 0);
+}
+
+/// Refuses a request and quotes all of it, as FastAPI quotes a body it does not like.
+fn quote(request: &Recorded) -> Reply {
+    let Recorded {
+        query,
+        headers,
+        body,
+        ..
+    } = request;
+    let body = String::from_utf8_lossy(body);
+    let detail = json!([{"loc": ["body"], "msg": body, "input": [query, headers]}]);
+    Reply::json(&json!({ "detail": detail })).with_status(422)
+}
+
+#[track_caller]
+fn check_hidden(error: &Error, secret: &str) {
+    assert_eq!(error.status(), Some(422), "{error}");
+    let shown = format!("{error} {error:?} {:?}", error.body());
+    assert!(!shown.contains(secret), "{shown}");
+    assert!(shown.contains("***"), "{shown}");
+}
+
+#[test]
+fn a_token_for_weights_is_hidden_where_a_server_quotes_it() {
+    const TOKEN: &str = "tml-hunter2-token";
+    const PATH: &str = "tinker://r:train:0/weights/x";
+    for via_load in [false, true] {
+        let fake = Fake::with_flags(json!({"create_model_via_load_weights": via_load}));
+        let info = json!({"base_model": "m", "is_lora": true, "lora_rank": 4});
+        let info = Reply::json(&info);
+        fake.server.always("POST", &route("weights_info"), info);
+        for name in ["load_weights", "copy_weights"] {
+            fake.server.on("POST", &route(name), quote);
+        }
+        // A client each, which has not seen the token before.
+        let resume = Resume::from_checkpoint(PATH).with_weights_access_token(TOKEN);
+        let resumed = fake.service().create_training_client_from_state(resume);
+        check_hidden(&resumed.unwrap_err(), TOKEN);
+        let load = Load::from_checkpoint(PATH).with_weights_access_token(TOKEN);
+        #[allow(deprecated, reason = "it still sends the token")]
+        let loaded = train(&fake.service()).load_state(load).unwrap().join();
+        check_hidden(&loaded.unwrap_err(), TOKEN);
+        let copy = CopyOptions::to_project("p").with_weights_access_token(TOKEN);
+        let copied = fake.service().rest().copy_weights(PATH, copy);
+        check_hidden(&copied.unwrap_err(), TOKEN);
+    }
+}
+
+#[test]
+fn what_a_streamed_answer_or_a_download_quotes_is_hidden_too() {
+    const SIGNATURE: &str = "hunter2-hunter2-hunter2";
+    let fake = Fake::start();
+    let (folder, service) = (tempfile::tempdir().unwrap(), fake.service());
+    fake.server.on("GET", &route("x/y"), quote);
+    let streamed = service.call_stream(&RawCall::get("x/y"));
+    check_hidden(&streamed.unwrap_err(), "tml-secret-key");
+    let archive = route("training_runs/R/checkpoints/weights/a/archive");
+    fake.server.on("GET", &archive, quote);
+    let path = "tinker://R/weights/a";
+    let saved = (service.rest()).download_checkpoint_archive(path, folder.path().join("a"));
+    check_hidden(&saved.unwrap_err(), "tml-secret-key");
+    let links = route("training_runs/R/checkpoints/external_weights/a/external_weights_urls");
+    let signed = format!("{}/file?X-Amz-Signature={SIGNATURE}", fake.server.url());
+    let urls = json!({"urls": {"a.bin": signed}, "expires": "2026-01-02T03:04:05Z"});
+    fake.server.always("GET", &links, Reply::json(&urls));
+    fake.server.on("GET", "/file", quote);
+    let path = "tinker://R/external_weights/a";
+    let saved = service
+        .rest()
+        .download_external_weights(path, folder.path());
+    check_hidden(&saved.unwrap_err(), SIGNATURE);
 }

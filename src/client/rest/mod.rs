@@ -278,10 +278,12 @@ impl RestClient {
         let mut request = Request::to(route, route.fixed_path())
             .with_body(Body::Json(&body))
             .with_idempotency_key(&key);
+        let link = self.service.link()?;
         if let Some(token) = &options.weights_access_token {
+            link.hide(Some(token));
             request = request.with_header("x-tinker-weights-access-token", token.expose());
         }
-        let reply: CopyWeightsReply = self.service.link()?.call(request, route.into())?;
+        let reply: CopyWeightsReply = link.call(request, route.into())?;
         Ok(reply.tinker_path)
     }
 

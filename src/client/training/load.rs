@@ -80,6 +80,7 @@ impl TrainingClient {
     ) -> Result<Pending<LoadWeightsResponse>> {
         let path = load.checkpoint.checked()?.to_owned();
         let token = load.weights_access_token.clone();
+        self.session.core.link.hide(token.as_ref());
         self.queue
             .post(&route::LOAD_WEIGHTS, move |model_id, number| {
                 let mut request =

@@ -151,6 +151,13 @@ impl Link {
         &self.stop
     }
 
+    /// Has a secret that a request is about to carry hidden wherever the service echoes it.
+    pub(crate) fn hide(&self, secret: Option<&Secret>) {
+        if let Some(secret) = secret {
+            self.transport.remember(secret);
+        }
+    }
+
     /// What tells this client's traffic from another's on the same service.
     pub(crate) fn identity(&self) -> String {
         match &self.auth {
@@ -227,7 +234,8 @@ impl Link {
         let mut text = Vec::new();
         // What an error says is worth no second error.
         let _ = body.by_ref().take(64 << 10).read_to_end(&mut text);
-        let response = Response { head, body: text };
+        let body = self.transport.redact_body(&text);
+        let response = Response { head, body };
         Err(error_from_response(
             &response,
             &request.label,

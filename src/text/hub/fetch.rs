@@ -214,10 +214,7 @@ impl Fetch<'_> {
         );
         let wish = server_delay(&head, SystemTime::now());
         // Should the hub have echoed the token.
-        let body = self
-            .transport
-            .redact(&String::from_utf8_lossy(&body))
-            .into_bytes();
+        let body = self.transport.redact_body(&body);
         let response = Response { head, body };
         let asked = Asked {
             endpoint: hub.endpoint(),

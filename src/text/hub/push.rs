@@ -490,7 +490,7 @@ impl<'a> Desk<'a> {
         if let (Error::Status(context), Some(message)) =
             (&mut error, response.header("x-error-message"))
         {
-            context.message = message.to_owned();
+            context.message = self.transport.redact(message);
         }
         let repo = self.repo;
         let (credentials, words) = match response.status() {
@@ -528,7 +528,8 @@ impl<'a> Desk<'a> {
     pub(super) fn read<T: DeserializeOwned>(&self, response: &Response) -> Result<T> {
         serde_json::from_slice(&response.body).map_err(|error| {
             let message = format!("the hub's answer about {} cannot be read", self.repo);
-            Error::Reply(Context::caused(message, error))
+            let error = Error::Reply(Context::caused(message, error));
+            self.transport.redact_error(error)
         })
     }
 }

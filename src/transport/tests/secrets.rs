@@ -21,18 +21,25 @@ fn whatever_was_configured_as_a_secret_is_hidden_for_ever() {
     let config = Config::default()
         .with_base_url("http://127.0.0.1:1")
         .with_header("X-Extra", "header-value")
+        .with_header("Authorization", "Bearer bearer-token")
         .with_proxy("http://user:proxy-password@127.0.0.1:2")
         .with_cloudflare_access("cloudflare-id", "cloudflare-secret");
     let transport = Transport::new(&config).unwrap();
     // Tokens come and go.
-    for index in 0..40 {
+    for index in 0..200 {
         transport.remember(&Secret::from(format!("token-{index}")));
     }
-    let text = "header-value proxy-password cloudflare-secret token-39";
-    assert_eq!(transport.redact(text), "*** *** *** ***");
+    let text = "header-value proxy-password cloudflare-secret bearer-token token-199";
+    assert_eq!(transport.redact(text), "*** *** *** *** ***");
+    let damaged = [b"\xff token-199 ", text.as_bytes()].concat();
+    let shown = transport.redact_body(&damaged);
+    assert_eq!(
+        String::from_utf8(shown).unwrap(),
+        "\u{fffd} *** *** *** *** *** ***"
+    );
     let source = std::io::Error::other("got cloudflare-secret");
     let mut context = crate::error::Context::caused("bad header-value", source);
-    context.body = Some(json!({"echo": ["token-39"]}));
+    context.body = Some(json!({"echo": ["token-199"]}));
     let error = transport.redact_error(Error::Status(context));
     let shown = format!("{error} {error:?}");
     for secret in text.split(' ') {
