@@ -99,10 +99,10 @@ impl Sending {
                 Ok(response) => response,
                 Err(failed) => {
                     let (meaning, error) = failed.read(&label);
+                    effect = effect.and(meaning.effect());
                     if !meaning.is_passing() {
                         return Probed::Refused(error.with_effect(effect));
                     }
-                    effect = effect.and(meaning.effect());
                     resets += 1;
                     if stumbles == 0 || resets > 1 {
                         return Probed::Open(effect);

@@ -466,3 +466,21 @@ fn effect_a_value_refused_after_other_chunks_were_taken_says_so() {
     assert!(error.to_string().contains("invalid data[2]."), "{error}");
     assert!(error.to_string().contains("chunk 3 of 3"), "{error}");
 }
+
+#[test]
+fn effect_a_pass_that_was_on_its_way_when_the_client_closed_may_have_arrived() {
+    for dialect in [Dialect::Auto, Dialect::Proto, Dialect::Json] {
+        let fake = Fake::start();
+        let config = fake.config().with_dialect(dialect);
+        let service = fake.client(config.with_close_timeout(Duration::ZERO));
+        let training = train(&service);
+        let gate = Gate::new();
+        fake.reply("forward_backward", status(503).after(&gate));
+        let pass = training.forward_backward(&data(), LossFn::CrossEntropy);
+        gate.wait_for(1);
+        let _ = service.close();
+        let error = pass.unwrap().join().unwrap_err();
+        assert_eq!(error.effect(), Effect::Unknown, "{dialect:?}: {error}");
+        gate.open();
+    }
+}
