@@ -157,7 +157,8 @@ fn size(pool: Pool, sockets: &Sockets) -> (usize, usize, usize, usize) {
     (agents, idle.min(most / agents), input, output)
 }
 
-/// No global, per-call or resolve timeout: each would start a thread for every request.
+/// No global or per-call timeout, which would be another call to the system at every read: only a
+/// request with a deadline sets one.
 fn build(
     pool: Pool,
     sockets: &Sockets,

@@ -436,6 +436,7 @@ impl Transport {
             // each difference is another call to the system.
             .timeout_per_read(read)
             .timeout_per_write(read)
+            .timeout_global(finite(request.whole_timeout))
             .build();
         let (parts, body) = agent
             .run(configured)

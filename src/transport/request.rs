@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use ureq::http::HeaderMap;
 
@@ -36,6 +37,9 @@ pub(crate) struct Request<'a> {
     pub(crate) read_timeout: Timeout,
     /// How long to wait for a connection; the client's limit (5 s) by default.
     pub(crate) connect_timeout: Timeout,
+    /// How long all of it may take, from connecting to the end of the answer; no limit by default.
+    /// Each redirect begins anew.
+    pub(crate) whole_timeout: Option<Duration>,
     /// Not the service's: it sees no header of the service's, and an answer that points to
     /// another host is handed out instead of followed.
     pub(crate) foreign: bool,
@@ -63,6 +67,7 @@ impl<'a> Request<'a> {
             retry_count: 0,
             read_timeout: Timeout::Default,
             connect_timeout: Timeout::Default,
+            whole_timeout: None,
             foreign: false,
         }
     }

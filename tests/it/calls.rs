@@ -215,3 +215,19 @@ fn what_a_streamed_answer_or_a_download_quotes_is_hidden_too() {
         .download_external_weights(path, folder.path());
     check_hidden(&saved.unwrap_err(), SIGNATURE);
 }
+
+/// A byte at a time: each read is quick, and the whole is not.
+#[test]
+fn a_deadline_holds_while_bytes_trickle_in() {
+    let capabilities = Reply::json(&json!({"supported_models": [], "note": "x".repeat(400)}));
+    for from in [0, 20, capabilities.wire_len() - 380] {
+        let fake = Fake::start();
+        let config = fake.config().with_call_deadline(Duration::from_millis(300));
+        let service = tinker::ServiceClient::new(config).unwrap();
+        let get = route("get_server_capabilities");
+        let dripping = capabilities.clone().drip_from(from);
+        fake.server.always("GET", &get, dripping);
+        let error = service.capabilities().unwrap_err();
+        assert!(error.is_timeout(), "{from}: {error}");
+    }
+}

@@ -213,7 +213,7 @@ impl<'a, T> Carrying<'a, T> {
         deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now))
     }
 
-    /// No attempt outlasts the deadline by much.
+    /// No attempt outlasts the deadline, however its bytes trickle in.
     fn limit(&self, request: &mut Request<'_>) {
         if self.effort.deadline.is_none() {
             return;
@@ -225,5 +225,6 @@ impl<'a, T> Carrying<'a, T> {
         };
         request.read_timeout = within(request.read_timeout, READ_TIMEOUT);
         request.connect_timeout = within(request.connect_timeout, CONNECT_TIMEOUT);
+        request.whole_timeout = Some(left);
     }
 }

@@ -169,6 +169,19 @@ fn fault_silent_server_times_out_within_the_answer() {
     assert_eq!(fault.kind, FaultKind::Timeout { sent: true });
 }
 
+/// The limit for each write alone would be a minute.
+#[test]
+fn fault_an_upload_that_nobody_reads_ends_with_the_limit_for_all_of_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let transport = Transport::new(&Config::default().with_base_url(url)).unwrap();
+    let body = vec![b' '; 32 << 20];
+    let mut request = post("x").with_body(Body::Json(&body));
+    request.whole_timeout = Some(Duration::from_millis(50));
+    let fault = transport.exchange(&request).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Timeout { sent: true }, "{fault}");
+}
+
 #[test]
 fn empty_400s_surface_when_the_budget_is_spent_and_successes_refill_it() {
     let server = Server::start();

@@ -78,6 +78,8 @@ pub(crate) struct Reply {
     splits: Vec<usize>,
     /// Wait before the byte at this place.
     stall: Option<(usize, Gate)>,
+    /// From here on, a byte at a time.
+    drip: Option<usize>,
     kind: Kind,
     recorded: bool,
     close: bool,
@@ -111,6 +113,7 @@ impl Reply {
             cut: None,
             splits: Vec::new(),
             stall: None,
+            drip: None,
             kind: Kind::Answer,
             recorded: true,
             close: false,
@@ -210,6 +213,13 @@ impl Reply {
     /// Sends the answer's first `place` bytes, the rest when the gate opens.
     pub(crate) fn stall_at(mut self, place: usize, gate: &Gate) -> Self {
         self.stall = Some((place, gate.clone()));
+        self
+    }
+
+    /// Sends the answer's first `place` bytes, then one after the other, each a while after the
+    /// one before, for as long as the client listens.
+    pub(crate) fn drip_from(mut self, place: usize) -> Self {
+        self.drip = Some(place);
         self
     }
 
@@ -709,6 +719,12 @@ fn send(mut stream: &TcpStream, reply: &Reply) -> io::Result<()> {
         return Ok(());
     }
     let bytes = reply.encode();
+    if let Some(place) = reply.drip {
+        stream.write_all(&bytes[..place])?;
+        return bytes[place..]
+            .iter()
+            .try_for_each(|byte| drip(stream, *byte));
+    }
     let end = reply.cut.unwrap_or(bytes.len()).min(bytes.len());
     let stall_at = reply.stall.as_ref().map(|(place, _)| *place);
     let mut places = reply.splits.clone();
@@ -728,6 +744,18 @@ fn send(mut stream: &TcpStream, reply: &Reply) -> io::Result<()> {
         }
     }
     stream.flush()
+}
+
+/// Sends a byte, and watches for a moment whether the client hangs up.
+fn drip(mut stream: &TcpStream, byte: u8) -> io::Result<()> {
+    stream.write_all(&[byte])?;
+    stream.set_read_timeout(Some(Duration::from_millis(5)))?;
+    let watched = stream.peek(&mut [0]);
+    stream.set_read_timeout(None)?;
+    match watched {
+        Ok(0) => Err(io::ErrorKind::BrokenPipe.into()),
+        _ => Ok(()),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
