@@ -12,6 +12,7 @@ use super::room::Sampling;
 use crate::error::{Context, Effect, Error, Result};
 use crate::runtime::calls::Link;
 use crate::runtime::futures::Poller;
+use crate::runtime::opened::Opened;
 use crate::runtime::pending::{OnDrop, Pending, Status, promise};
 use crate::runtime::threads::Cpu;
 use crate::sync::lock;
@@ -52,7 +53,7 @@ pub(crate) struct Sampler {
     pub(crate) sampling_session_id: SamplingSessionId,
     /// Cloned from another client's sampler, so its numbers begin elsewhere.
     is_clone: bool,
-    clone_id: Mutex<Option<u64>>,
+    clone_id: Opened<u64>,
     next: AtomicU64,
     /// Its queue in the dispatcher, from the first sample on.
     pub(super) lane: OnceLock<u64>,
@@ -81,7 +82,7 @@ impl Sampler {
             room,
             sampling_session_id,
             is_clone,
-            clone_id: Mutex::new((!is_clone).then_some(0)),
+            clone_id: Opened::default(),
             next: AtomicU64::new(0),
             lane: OnceLock::new(),
             latest: Mutex::new(None),
@@ -189,24 +190,21 @@ impl Sampler {
     }
 
     fn clone_id(&self) -> Result<u64> {
-        // Held across the request on purpose: others need its answer before they can go on.
-        let mut clone_id = lock(&self.clone_id);
-        if let Some(id) = *clone_id {
-            return Ok(id);
+        if !self.is_clone {
+            return Ok(0);
         }
-        debug_assert!(self.is_clone);
-        let id = if self.room.results.client_config.sample_join_sampling_session {
+        // Others need the answer before they can go on, and share it.
+        self.clone_id.get(|| {
+            if !self.room.results.client_config.sample_join_sampling_session {
+                return Ok(fastrand::u64(1..CLONE_NUMBERS));
+            }
             let body = to_json(&JoinSamplingSessionRequest {
                 sampling_session_id: self.sampling_session_id.as_str().into(),
             })?;
             let reply: JoinSamplingSessionReply =
-                self.room.results.link.json(&JOIN_SAMPLING_SESSION, &body)?;
-            reply.client_counter
-        } else {
-            fastrand::u64(1..CLONE_NUMBERS)
-        };
-        *clone_id = Some(id);
-        Ok(id)
+                self.link().json(&JOIN_SAMPLING_SESSION, &body)?;
+            Ok(reply.client_counter)
+        })
     }
 
     pub(super) fn poller(self: &Arc<Self>) -> Result<Option<&Poller>> {

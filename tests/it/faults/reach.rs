@@ -7,12 +7,12 @@ use tinker::client::RawCall;
 use tinker::config::Config;
 use tinker::error::{Effect, Remedy};
 use tinker::unversioned::Intervals as _;
-use tinker::{AdamParams, Error, SamplingClient, ServiceClient};
+use tinker::{AdamParams, Error, SamplingClient, SamplingParams, ServiceClient};
 
-use super::{sample, status};
+use super::{prompt, sample, status};
 use crate::support::fake::{Fake, route, train};
 use crate::support::logs;
-use crate::support::scripted::{Reply, Server};
+use crate::support::scripted::{Gate, Reply, Server};
 
 fn finishes(fake: &Fake) -> usize {
     fake.server.requests_to("sessions/S1/finish").len()
@@ -117,6 +117,31 @@ fn reach_too_large_a_number_of_a_clone_is_an_error() {
     let handle = fake.sampler().sampler_handle().unwrap();
     let error = sample(&from_handle(&fake.service(), &handle).unwrap()).unwrap_err();
     assert!(matches!(error, Error::Reply(_)), "{error}");
+}
+
+/// Those who wait for a clone's number share the answer, also one that is none.
+#[test]
+fn reach_a_clone_that_gets_no_number_fails_its_samples_together() {
+    const SAMPLES: usize = 20;
+    let fake = Fake::with_flags(json!({"sample_join_sampling_session": true}));
+    let gate = Gate::new();
+    let join = route("join_sampling_session");
+    let refusal = status(403).after(&gate);
+    fake.server.always("POST", &join, refusal);
+    let handle = fake.sampler().sampler_handle().unwrap();
+    let service = fake.service();
+    let clone = from_handle(&service, &handle).unwrap();
+    let params = SamplingParams::max_tokens(1);
+    let samples: Vec<_> = (0..SAMPLES)
+        .map(|_| clone.submit_sample(&prompt(1), params.clone()).unwrap())
+        .collect();
+    gate.wait_for(1);
+    gate.open();
+    for sample in samples {
+        assert_eq!(sample.join().unwrap_err().status(), Some(403));
+    }
+    let asked = fake.server.requests_to(&join).len();
+    assert!(asked < SAMPLES, "asked {asked} times for {SAMPLES} samples");
 }
 
 #[test]
