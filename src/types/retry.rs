@@ -35,8 +35,8 @@ pub struct RetryConfig {
     pub retry_delay_max: Duration,
     /// By what share a wait varies, from 0 to 1. Default: 0.25.
     pub jitter_factor: f64,
-    /// Whether failed samples are repeated at all. Default: true, unless the service says
-    /// otherwise.
+    /// Whether a sample that failed after the service had taken it is submitted again as a new
+    /// request. Default: true, unless the service says otherwise.
     pub enable_retry_logic: bool,
     /// Whether sampling that counts as stuck ends with an error. Default: true, unless the
     /// service says otherwise.
@@ -86,7 +86,9 @@ impl RetryConfig {
         self
     }
 
-    /// Repeats nothing: a failed sample is an error at once.
+    /// Submits no sample anew: one that failed, or whose result was lost, is an error at once. As
+    /// in Python's SDK, a submission that nobody took is still repeated under its number, for as
+    /// long as [`Config::with_patience`](crate::config::Config::with_patience) says.
     #[must_use]
     pub fn without_retries(mut self) -> Self {
         self.enable_retry_logic = false;
