@@ -92,7 +92,11 @@ impl Job {
         match link.attempt(request) {
             Ok(response) if response.is_success() => match decode_json(&response.body) {
                 Ok(reply) => Submitted::Accepted(reply),
-                Err(error) => Submitted::Again(error.for_request(&ASAMPLE.label())),
+                // It was taken, under an id that cannot be read.
+                Err(error) => {
+                    let error = error.with_effect(Effect::Unknown);
+                    Submitted::Again(error.for_request(&ASAMPLE.label()))
+                }
             },
             Ok(response) => self.refused(&response),
             Err(failed) => unanswered(failed),

@@ -120,6 +120,9 @@ fn effect_a_refusal_does_not_hide_that_a_sample_may_have_been_taken_before() {
     check("asample", Reply::hang_up(), Effect::Unknown);
     check("asample", status(503), Effect::Unknown);
     check("asample", status(429), Effect::None);
+    let damaged = Reply::bytes("application/json", "{\"requ");
+    check("asample", damaged, Effect::Unknown);
+    check("retrieve_future", status(410), Effect::Accepted);
 }
 
 #[test]
