@@ -42,7 +42,8 @@ impl Backoff {
         );
         let (low, high) = self.spread;
         let share = high - (high - low) * chance.clamp(0.0, 1.0);
-        Duration::from_secs_f64(f64::min(whole * share, self.most))
+        // What a user chose may be more seconds than there are.
+        Duration::try_from_secs_f64(f64::min(whole * share, self.most)).unwrap_or(Duration::MAX)
     }
 }
 
@@ -60,5 +61,8 @@ mod tests {
         assert_eq!(seconds(1.0), [0.75, 1.5, 12.0, 22.5, 22.5]);
         let sampling = Backoff::between(Duration::from_millis(500), Duration::from_secs(10), 0.25);
         assert_eq!(sampling.delay(9, 0.0), Duration::from_secs(10));
+        let endless = Backoff::between(Duration::MAX, Duration::MAX, 1.0);
+        assert_eq!(endless.delay(0, 0.0), Duration::MAX);
+        assert_eq!(endless.delay(u32::MAX, 1.0), Duration::ZERO);
     }
 }
