@@ -44,6 +44,17 @@ impl CheckpointRef {
         Ok((run, id))
     }
 
+    /// The same of weights that were saved for elsewhere.
+    pub(crate) fn external_parts(&self) -> Result<(&str, &str)> {
+        match self.parts()? {
+            (run, id) if id.starts_with("external_weights/") => Ok((run, id)),
+            _ => {
+                let form = "must be tinker://<run>/external_weights/<name>";
+                Err(Error::invalid("path", format!("{form}, got {:?}", self.0)))
+            }
+        }
+    }
+
     fn after_prefix(&self) -> Result<&str> {
         self.0.strip_prefix(TinkerPath::PREFIX).ok_or_else(|| {
             let problem = format!("must begin with tinker://, got {:?}", self.0);

@@ -235,6 +235,29 @@ fn offer(server: &Server, name: &str) -> &'static str {
     "tinker://R1/external_weights/a"
 }
 
+/// As in the reference, before anything is asked.
+#[test]
+fn only_external_weights_have_links() {
+    let server = Server::start();
+    script(&server);
+    let (rest, _) = client(&server);
+    let folder = tempfile::tempdir().unwrap();
+    for path in [WEIGHTS, "tinker://R1/sampler_weights/a", "tinker://R1/a"] {
+        let errors = [
+            rest.external_weights_urls(path).unwrap_err(),
+            rest.download_external_weights(path, folder.path())
+                .unwrap_err(),
+        ];
+        for error in errors {
+            let expected = format!(
+                "invalid path: must be tinker://<run>/external_weights/<name>, got {path:?}"
+            );
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+    assert_eq!(server.requests().len(), 0);
+}
+
 #[test]
 fn downloads_are_taken_up_where_they_broke() {
     let server = Server::start();

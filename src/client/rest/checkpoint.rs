@@ -168,7 +168,7 @@ impl RestClient {
         renew: Option<Duration>,
     ) -> Result<Downloaded> {
         let sign = || {
-            let urls = self.external_weights_urls(path)?;
+            let urls = self.signed_urls(&path.into())?;
             if renew.is_some() {
                 // The files must not go before the links to them.
                 self.set_checkpoint_ttl(path, renew)?;

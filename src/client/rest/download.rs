@@ -25,13 +25,19 @@ impl RestClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the path cannot be parsed.
+    /// [`Error::Invalid`] for a path other than `tinker://<run>/external_weights/<name>`.
     #[doc(alias = "get_external_weights_urls")]
     pub fn external_weights_urls(
         &self,
         checkpoint: impl Into<CheckpointRef>,
     ) -> Result<ExternalWeightsUrls> {
         let checkpoint = checkpoint.into();
+        checkpoint.external_parts()?;
+        self.signed_urls(&checkpoint)
+    }
+
+    /// The same for a path that the service itself has given.
+    pub(super) fn signed_urls(&self, checkpoint: &CheckpointRef) -> Result<ExternalWeightsUrls> {
         let (run, id) = checkpoint.parts()?;
         self.get(&route::EXTERNAL_WEIGHTS_URLS, &[run, id], &[])
     }
@@ -50,6 +56,7 @@ impl RestClient {
     ///
     /// # Errors
     ///
+    /// [`Error::Invalid`] for a path other than `tinker://<run>/external_weights/<name>`;
     /// [`Error::Reply`] for a file name that leads out of the folder, before anything is
     /// downloaded; [`Error::Io`] if a file cannot be written.
     pub fn download_external_weights(
