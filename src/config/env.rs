@@ -27,7 +27,7 @@ impl Config {
             .or_else(|| lookup("USERPROFILE"))
             .filter(|home| !home.is_empty());
         Ok(Self {
-            base_url: text("TINKER_BASE_URL")?,
+            base_url: text("TINKER_BASE_URL")?.map(Into::into),
             api_key: secret("TINKER_API_KEY")?,
             credential_command: secret("TINKER_CREDENTIAL_CMD")?,
             credentials_path: home.map(|home| PathBuf::from(home).join(".tinker/credentials.json")),

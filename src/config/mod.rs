@@ -44,7 +44,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 pub(crate) use self::url::origin;
-use self::url::{host_of, normal_url, password_of};
+use self::url::{UrlText, host_of, normal_url, password_of};
 use crate::error::{Error, Result};
 use crate::types::{ClientEvent, QueueUpdate};
 
@@ -82,7 +82,7 @@ pub(crate) const SHORTEST_SECRET: usize = 6;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    pub(crate) base_url: Option<String>,
+    pub(crate) base_url: Option<UrlText>,
     pub(crate) api_key: Option<Secret>,
     pub(crate) credential_command: Option<Secret>,
     pub(crate) credentials_path: Option<PathBuf>,
@@ -105,7 +105,7 @@ pub struct Config {
     pub(crate) patience: Duration,
     pub(crate) result_patience: Option<Duration>,
     pub(crate) startup_patience: Duration,
-    pub(crate) handle_origins: Vec<String>,
+    pub(crate) handle_origins: Vec<UrlText>,
     pub(crate) stuck_after: Duration,
     pub(crate) heartbeat: Duration,
     pub(crate) poll_timeout: Duration,
@@ -523,7 +523,7 @@ impl Config {
     /// otherwise. Default: none.
     #[must_use]
     pub fn with_handle_origin(mut self, url: impl Into<String>) -> Self {
-        self.handle_origins.push(url.into());
+        self.handle_origins.push(url.into().into());
         self
     }
 
@@ -634,7 +634,8 @@ impl Config {
     ///
     /// [`Error::Config`] when it is not an `http` or `https` URL with a host.
     pub fn base_url(&self) -> Result<String> {
-        normal_url(self.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))
+        let url = self.base_url.as_ref().map(UrlText::as_str);
+        normal_url(url.unwrap_or(DEFAULT_BASE_URL))
     }
 
     /// What `TINKER_LOG` asks for; the `tinker` command honours it, the library installs no logger.
@@ -681,7 +682,8 @@ impl Config {
     /// Refuses a handle of a service that was not chosen to receive this client's key.
     pub(crate) fn check_handle_origin(&self, url: &str) -> Result<()> {
         let own = self.base_url()?;
-        let mut allowed = std::iter::once(&own).chain(&self.handle_origins);
+        let others = self.handle_origins.iter().map(UrlText::as_str);
+        let mut allowed = std::iter::once(own.as_str()).chain(others);
         match origin(url) {
             Some(wanted) if allowed.any(|known| origin(known).as_ref() == Some(&wanted)) => Ok(()),
             _ => {
@@ -729,9 +731,9 @@ impl Config {
 }
 
 /// Sets a text unless the new one is empty, which counts as not given.
-fn replace(slot: &mut Option<String>, text: String) {
+fn replace<T: From<String>>(slot: &mut Option<T>, text: String) {
     if !text.is_empty() {
-        *slot = Some(text);
+        *slot = Some(text.into());
     }
 }
 

@@ -144,6 +144,21 @@ fn debug_shows_no_secret() {
     assert!(!text.contains("hunter2"), "{text}");
     let text = format!("{:?}", config.with_proxy("http://u:hunter2@p:1"));
     assert!(!text.contains("hunter2"), "{text}");
+    for url in [
+        "https://me:hunter2@host/a",
+        "me:hunter2@host",
+        "//hunter2@host",
+    ] {
+        let config = Config::default()
+            .with_base_url(url)
+            .with_handle_origin("https://host")
+            .with_handle_origin(url);
+        let text = format!("{config:?}");
+        assert!(!text.contains("hunter2"), "{text}");
+        assert!(text.contains("***@host"), "{text}");
+    }
+    let text = format!("{:?}", Config::default().with_base_url("https://host/a"));
+    assert!(text.contains("\"https://host/a\""), "{text}");
 }
 
 #[cfg(unix)]

@@ -1,8 +1,42 @@
 //! Base URLs in their normal form.
 
+use std::fmt;
+
 use super::DEFAULT_BASE_URL;
 use crate::error::{Context, Error, Result};
 use crate::types::url::Url;
+
+/// A URL as it was given. `Debug` hides its user information, which may hold a password.
+#[derive(Clone)]
+pub(crate) struct UrlText(String);
+
+impl UrlText {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for UrlText {
+    fn from(url: String) -> Self {
+        Self(url)
+    }
+}
+
+impl fmt::Debug for UrlText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let masked = match (Url::split(&self.0), self.0.rsplit_once('@')) {
+            (Some(url), _) if url.user().is_some() => Some(format!(
+                "{}://***@{}{}",
+                url.scheme,
+                url.address(),
+                url.rest
+            )),
+            (None, Some((_, address))) => Some(format!("***@{address}")),
+            _ => None,
+        };
+        fmt::Debug::fmt(masked.as_ref().unwrap_or(&self.0), f)
+    }
+}
 
 /// Host and port of a URL, without user information.
 pub(super) fn host_of(url: &str) -> Option<&str> {
