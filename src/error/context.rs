@@ -30,6 +30,9 @@ pub struct Context {
     /// Whether the same request may be made again without harm, whatever its effect: a sample, a
     /// forward pass, a question.
     pub idempotent: bool,
+    /// Whether the operation goes on: only the wait for it ended, and its handle can be joined
+    /// again.
+    pub under_way: bool,
     /// The cause below this layer.
     pub source: Option<Arc<dyn StdError + Send + Sync>>,
 }

@@ -16,6 +16,7 @@
 //! | `Status` 408, 429, 5xx but 501; `Connection`; `Timeout` | none, or idempotent | `Resubmit` |
 //! | the same | unknown | `RestoreFromCheckpoint` |
 //! | the same | accepted | `Wait` |
+//! | `Timeout` of a wait, while the operation goes on | any | `Wait`, or `Resubmit` if idempotent |
 //! | any other `Status` | none, or idempotent | `FixInput` |
 //! | the same | unknown | `RestoreFromCheckpoint` |
 //! | the same | accepted | `Wait` |

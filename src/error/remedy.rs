@@ -14,7 +14,7 @@ pub enum Remedy {
     FixSetup,
     /// A repeat does no harm: submit the same operation again.
     Resubmit,
-    /// The service has it: wait on, or take it up again by its request id
+    /// It is under way, or the service has it: wait on, or take it up again by its request id
     /// ([`TrainingClient::attach`](crate::TrainingClient::attach)). Submitting it again would
     /// make it count twice.
     Wait,
@@ -87,6 +87,7 @@ impl Context {
     /// `remedy` where a repeat does no harm, else what the effect asks for.
     fn unless_counted(&self, remedy: Remedy) -> Remedy {
         match self.effect {
+            _ if self.under_way && !self.idempotent => Remedy::Wait,
             _ if !self.counted() => remedy,
             Effect::Accepted => Remedy::Wait,
             _ => Remedy::RestoreFromCheckpoint,
@@ -143,6 +144,11 @@ mod tests {
         }
         check(Error::Connection, &plain, passing, Resubmit);
         check(Error::Timeout, &plain, passing, Resubmit);
+        let under_way = Context {
+            under_way: true,
+            ..Context::default()
+        };
+        check(Error::Timeout, &under_way, [Wait; 3], Resubmit);
         for code in [400, 404, 405, 409, 410, 413, 415, 422, 425, 501] {
             let expected = [FixInput, Restore, Wait];
             check(Error::Status, &status(code), expected, FixInput);

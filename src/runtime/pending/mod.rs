@@ -83,8 +83,8 @@ impl<T: Send + 'static> Pending<T> {
     /// # Errors
     ///
     /// [`Error::Timeout`] if the result is not there in time, with the request's id and what the
-    /// service last said about its queue; its remedy is to wait, never to submit a training
-    /// operation again.
+    /// service last said about its queue, or without effect if it was not even sent. Its remedy is
+    /// to wait, never to submit a training operation again.
     pub fn join_within(&self, limit: Duration) -> Result<T> {
         self.join_timeout(limit).unwrap_or_else(|| {
             let queue = match (self.queue_state(), self.trouble()) {
@@ -92,12 +92,17 @@ impl<T: Send + 'static> Pending<T> {
                 (Some(queue), None) => format!("; its queue is {}", queue.state),
                 (None, None) => String::new(),
             };
-            let message = format!("not done {:?} after it was submitted{queue}", self.age());
+            let effect = self.source.status().effect();
+            let what = match effect {
+                Effect::None => "not yet sent",
+                _ => "not done",
+            };
+            let message = format!("{what} {:?} after it was submitted{queue}", self.age());
             let mut context = *Context::new(message);
             context.request = Some(self.operation().to_owned());
             context.request_id = self.request_id().map(Into::into);
-            // Sent or still queued, it is on its way.
-            context.effect = Effect::Accepted;
+            context.effect = effect;
+            context.under_way = true;
             context.idempotent = matches!(self.operation(), "sample" | "forward");
             Err(Error::Timeout(Box::new(context)))
         })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::outstanding::{Entry, Outstanding};
 use super::{Pending, Source, Status, Until, Watcher};
-use crate::error::{Context, Effect, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::sync::{Condvar, Mutex, lock, wait_while};
 
 /// What happens to an operation whose handle is dropped before its result was there.
@@ -103,8 +103,9 @@ impl<T> Drop for Promise<T> {
                 Error::Closed(Context::new("the client was closed before this was done"))
             };
             let error = error.for_request(self.status.operation());
+            let error = error.with_effect(self.status.effect());
             slot.resolve(Err(match self.status.request_ids().first() {
-                Some(id) => error.with_request_id(id).with_effect(Effect::Accepted),
+                Some(id) => error.with_request_id(id),
                 None => error,
             }));
         }

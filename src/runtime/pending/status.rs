@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::error::Effect;
 use crate::sync::lock;
 use crate::types::{QueueStatus, RequestId};
 
@@ -16,6 +17,8 @@ pub(crate) struct Status {
 
 #[derive(Default)]
 struct Progress {
+    /// Whether any of it may have left.
+    sent: bool,
     /// One for each part of the call that was accepted.
     request_ids: Vec<RequestId>,
     trouble: Option<Box<(Instant, String)>>,
@@ -44,6 +47,21 @@ impl Status {
 
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Its request, or part of it, is about to be sent.
+    pub(crate) fn sending(&self) {
+        lock(&self.progress).sent = true;
+    }
+
+    /// Whether it took effect on the service, as far as is known.
+    pub(crate) fn effect(&self) -> Effect {
+        let progress = lock(&self.progress);
+        match (progress.request_ids.is_empty(), progress.sent) {
+            (false, _) => Effect::Accepted,
+            (true, true) => Effect::Unknown,
+            (true, false) => Effect::None,
+        }
     }
 
     pub(crate) fn accepted(&self, request_id: &str) {

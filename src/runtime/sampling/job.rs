@@ -89,6 +89,7 @@ impl Job {
         let request = Request::to(&ASAMPLE, ASAMPLE.fixed_path())
             .with_body(Body::Json(&body))
             .with_header("X-Tinker-Sampling-Backpressure", "1");
+        self.status.sending();
         match link.attempt(request) {
             Ok(response) if response.is_success() => match decode_json(&response.body) {
                 Ok(reply) => Submitted::Accepted(reply),

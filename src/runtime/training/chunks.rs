@@ -256,6 +256,7 @@ impl Sending {
     fn send(self: &Arc<Self>, index: usize) -> Result<()> {
         let number = self.number(index);
         let started = Instant::now();
+        self.call.status.sending();
         let range = self.ranges[index].range.clone();
         let reply = self.post(&self.call, range.clone(), self.ranges[index].bytes, number)?;
         self.call.status.part_accepted(&reply.request_id);

@@ -41,6 +41,7 @@ impl<T: Send + 'static> Operation for Single<T> {
             Err(error) => return self.promise.resolve(Err(error)),
         };
         let started = Instant::now();
+        self.status.sending();
         match post(&results.link, self.route, &body) {
             Ok(reply) => {
                 // Accepted, so the sequence cannot be broken.

@@ -89,6 +89,31 @@ fn effect_a_wait_that_runs_out_leaves_operation_and_handle_alive() {
     assert_eq!(numbers(&fake), [1]);
 }
 
+/// How far an operation has come when its wait runs out; whatever it is, it goes on.
+#[test]
+fn effect_a_wait_that_runs_out_knows_whether_the_operation_was_sent() {
+    let fake = Fake::start();
+    let training = fake.training();
+    let gate = Gate::new();
+    let accepted = Reply::json(&json!({"request_id": "a"}));
+    fake.reply("optim_step", accepted.after(&gate));
+    let (first, second) = (step(&training), step(&training));
+    gate.wait_for(1);
+    for (pending, effect, words) in [
+        (&first, Effect::Unknown, "not done"),
+        (&second, Effect::None, "not yet sent"),
+    ] {
+        let error = pending.join_within(Duration::ZERO).unwrap_err();
+        assert_eq!((error.effect(), error.remedy()), (effect, Remedy::Wait));
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.to_string().contains("accepted"), "{error}");
+    }
+    gate.open();
+    first.join().unwrap();
+    second.join().unwrap();
+    assert_eq!(numbers(&fake), [1, 2]);
+}
+
 #[test]
 fn effect_a_sample_may_be_submitted_again_whatever_became_of_it() {
     let fake = Fake::start();
