@@ -204,7 +204,10 @@ impl Poller {
         state.waiting.remove(request_id);
         // The service may have announced it more than once.
         state.early.remove(request_id);
-        state.fetched.insert(request_id.to_owned());
+        // After the last poll nobody reports it any more.
+        if state.ended.is_none() {
+            state.fetched.insert(request_id.to_owned());
+        }
         drop(state);
         self.0.changed.notify_all();
     }
@@ -262,6 +265,7 @@ impl Shared {
         let mut state = lock(&self.state);
         if for_good {
             state.ended = Some(outcome.clone());
+            state.fetched = BTreeSet::new();
         }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
@@ -330,6 +334,23 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_poller_that_has_ended_keeps_no_list_of_what_was_fetched() {
+        let poller = Poller(Arc::new(Shared {
+            sampling_session_id: "s".into(),
+            clone_id: 0,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            tend: Box::new(|| None),
+        }));
+        let kept = || lock(&poller.0.state).fetched.len();
+        poller.fetched("1");
+        assert_eq!(kept(), 1);
+        poller.0.end(&Ok(UNKNOWN_SIZE), true);
+        poller.fetched("2");
+        assert_eq!(kept(), 0);
+    }
 
     fn status(status: u16) -> Answer {
         let mut context = Context::new("scripted");
