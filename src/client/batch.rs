@@ -136,7 +136,7 @@ impl<K, T: Send + 'static> Samples<K, T> {
             if self.open.is_empty() {
                 return None;
             }
-            match patience.arrival(&self.done, self.hook.is_some()) {
+            match patience.arrival(&self.done, self.has_hook()) {
                 Arrival::Result(index) => self.arrived(index),
                 Arrival::Tick => self.report(),
                 Arrival::TimedOut => return None,
@@ -171,7 +171,12 @@ impl<K, T: Send + 'static> Samples<K, T> {
         Some(item)
     }
 
-    fn report(&mut self) {
+    /// Whether progress is to be reported while nothing arrives.
+    pub(super) fn has_hook(&self) -> bool {
+        self.hook.is_some()
+    }
+
+    pub(super) fn report(&mut self) {
         let Some(hook) = &mut self.hook else {
             return;
         };

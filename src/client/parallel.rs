@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, bounded, select};
 
 use super::batch::SampleBatch;
 use crate::error::{Context, Error, Result};
+use crate::runtime::sampling::Patience;
 use crate::types::{SampleRequest, SampleResponse};
 
 type Work<T, R> = dyn Fn(T) -> R + Send + Sync;
@@ -72,16 +73,21 @@ where
         });
     }
 
-    /// Waits until the first item's work is done or a result of the batch arrives; `None` for
-    /// the latter.
+    /// Waits until the first item's work is done, a result of the batch arrives, or progress is
+    /// to be reported; `None` for the latter two.
     fn wait(&mut self) -> Option<Result<R>> {
         let (_, done) = self.at_work.front()?;
+        let tick = Patience::tick(self.batch.samples.has_hook());
         select! {
             recv(done) -> result => Some(result.unwrap_or_else(|_| Err(panicked()))),
             recv(self.batch.samples.arrivals()) -> index => {
                 if let Ok(index) = index {
                     self.batch.samples.arrived(index);
                 }
+                None
+            }
+            recv(tick) -> _ => {
+                self.batch.samples.report();
                 None
             }
         }

@@ -106,6 +106,23 @@ fn results_are_taken_while_others_are_worked_on() {
     }
 }
 
+/// Once with the result; then only time passes.
+#[test]
+fn progress_is_told_while_work_goes_on() {
+    let server = LocalServer::builder().start().unwrap();
+    let (told, reports) = unbounded();
+    let batch = sampler(&server)
+        .sample_batch([request(1)])
+        .on_progress(move |progress| told.send(progress.succeeded).unwrap());
+    let work = move |_| {
+        let mut seen = 0;
+        while seen < 3 {
+            seen += reports.recv_timeout(PATIENCE).expect("another report");
+        }
+    };
+    assert_eq!(batch.map_parallel(work).count(), 1);
+}
+
 #[test]
 fn no_more_is_pulled_than_the_window_holds() {
     let server = LocalServer::builder().start().unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, after, never};
 
 use crate::sync::lock;
 
@@ -30,6 +30,14 @@ impl Patience {
 
     pub(crate) fn at_most(limit: Duration) -> Self {
         Self(Instant::now().checked_add(limit))
+    }
+
+    /// Where a tick appears when it is time to say how things stand, if anyone wants to know.
+    pub(crate) fn tick(wanted: bool) -> Receiver<Instant> {
+        match wanted {
+            true => after(TICK),
+            false => never(),
+        }
     }
 
     /// The next result, which someone who holds the channel's other end will send.
