@@ -71,6 +71,9 @@ pub(in crate::local) struct Checkpoint {
 pub(in crate::local) struct Catalogue {
     folder: Folder,
     shelves: Mutex<Shelves>,
+    /// Held by whoever changes a record, from the look at what it was until disk and shelves say
+    /// what it is: two changes that overlap would undo each other. Nobody reads with it.
+    writing: Mutex<()>,
     /// Records that could not be read, which nothing may take the place of.
     unreadable: BTreeSet<PathBuf>,
     problems: Mutex<Vec<String>>,
@@ -145,6 +148,7 @@ impl Catalogue {
         let catalogue = Self {
             folder,
             shelves: Mutex::new(shelves),
+            writing: Mutex::default(),
             unreadable: unreadable.into_keys().collect(),
             problems: Mutex::new(problems),
         };
@@ -173,6 +177,7 @@ impl Catalogue {
     }
 
     pub(in crate::local) fn add_run(&self, run: Run) -> Result<()> {
+        let _writing = lock(&self.writing);
         disk::write_record(&self.run_file(&run.id), &run)?;
         lock(&self.shelves).runs.insert(run.id.clone(), run);
         Ok(())
@@ -216,13 +221,15 @@ impl Catalogue {
             let problem = format!("{path} has a record that this version cannot read");
             return Err(Error::invalid("path", problem));
         }
-        let replaced = self.checkpoint(&path).map(|replaced| replaced.file);
         checkpoint.file = format!("{}.safetensors", uuid::Uuid::new_v4());
         checkpoint.size_bytes = weights.len() as u64;
         checkpoint.checksum = disk::checksum(weights);
-        checkpoint.replaces = replaced.clone();
         let file = self.folder(&path).join(&checkpoint.file);
+        // What takes long comes first: until the record names them, the weights do not count.
         disk::write_ahead(&file, weights)?;
+        let _writing = lock(&self.writing);
+        let replaced = self.checkpoint(&path).map(|replaced| replaced.file);
+        checkpoint.replaces = replaced.clone();
         disk::write_record(&record, &checkpoint)?;
         disk::publish(&file)?;
         let run = {
@@ -256,13 +263,26 @@ impl Catalogue {
     /// The weights of a checkpoint. Those that are not what was written are set aside.
     pub(in crate::local) fn weights(&self, path: &TinkerPath) -> Result<Vec<u8>> {
         let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
-        let checkpoint = self.checkpoint(path).ok_or_else(missing)?;
-        let bytes = disk::read(&self.folder(path).join(&checkpoint.file))?;
-        if disk::checksum(&bytes) == checkpoint.checksum {
-            return Ok(bytes);
+        loop {
+            let checkpoint = self.checkpoint(path).ok_or_else(missing)?;
+            let read = disk::read(&self.folder(path).join(&checkpoint.file));
+            match read {
+                Ok(bytes) if disk::checksum(&bytes) == checkpoint.checksum => return Ok(bytes),
+                // Replaced or deleted meanwhile: what there is now counts.
+                _ if !self.is_current(&checkpoint) => {}
+                Ok(_) => {
+                    let problem = self.report_damage(&checkpoint, "its content has changed");
+                    return Err(Error::invalid("path", problem));
+                }
+                Err(error) => return Err(error),
+            }
         }
-        let problem = self.report_damage(&checkpoint, "its content has changed");
-        Err(Error::invalid("path", problem))
+    }
+
+    /// Whether a checkpoint is still what its path stands for.
+    fn is_current(&self, checkpoint: &Checkpoint) -> bool {
+        let current = self.checkpoint(&checkpoint.path);
+        current.is_some_and(|current| current.file == checkpoint.file)
     }
 
     /// Checkpoints, newest first; of one run if it is named.
@@ -308,6 +328,7 @@ impl Catalogue {
         path: &TinkerPath,
         change: impl FnOnce(&mut Checkpoint),
     ) -> Result<(), StateError> {
+        let _writing = lock(&self.writing);
         let mut checkpoint = self.find(path)?;
         change(&mut checkpoint);
         self.write_checkpoint(&checkpoint)?;
@@ -318,7 +339,19 @@ impl Catalogue {
     /// Removes a checkpoint. Its record is renamed first, so that it is gone whatever happens next,
     /// and the rest of the deletion can be made up for.
     pub(in crate::local) fn delete(&self, path: &TinkerPath) -> Result<(), StateError> {
-        self.find(path)?;
+        self.delete_if(path, |_| true)
+    }
+
+    /// Removes a checkpoint that is still as it should be for that.
+    fn delete_if(
+        &self,
+        path: &TinkerPath,
+        is_due: impl Fn(&Checkpoint) -> bool,
+    ) -> Result<(), StateError> {
+        let _writing = lock(&self.writing);
+        if !is_due(&self.find(path)?) {
+            return Ok(());
+        }
         let record = self.record_file(path);
         let deleted = record.with_extension(DELETED);
         disk::rename(&record, &deleted)?;
@@ -329,16 +362,19 @@ impl Catalogue {
 
     /// Removes the checkpoints whose time is up.
     pub(in crate::local) fn expire(&self, now: Timestamp) {
+        let has_expired = |one: &Checkpoint| one.expires_at.is_some_and(|at| at <= now);
         let expired: Vec<TinkerPath> = lock(&self.shelves)
             .checkpoints
             .values()
             .flat_map(BTreeMap::values)
-            .filter(|checkpoint| checkpoint.expires_at.is_some_and(|at| at <= now))
+            .filter(|checkpoint| has_expired(checkpoint))
             .map(|checkpoint| checkpoint.path.clone())
             .collect();
         for path in expired {
-            if let Err(error) = self.delete(&path) {
-                log::warn!("local server: {path} has expired but stays: {}", error);
+            match self.delete_if(&path, has_expired) {
+                // Somebody else deleted it meanwhile.
+                Ok(()) | Err(StateError::Missing(_)) => {}
+                Err(error) => log::warn!("local server: {path} has expired but stays: {error}"),
             }
         }
     }
@@ -354,6 +390,7 @@ impl Catalogue {
         let runs = self.runs().into_iter().enumerate();
         let over = runs.filter(|(place, run)| *place >= count || run.last_request_time < since);
         for (_, run) in over {
+            let _writing = lock(&self.writing);
             let mut shelves = lock(&self.shelves);
             if shelves.checkpoints.contains_key(&run.id) || is_alive(&run.id) {
                 continue;
@@ -377,8 +414,12 @@ impl Catalogue {
     }
 
     /// Sets a checkpoint aside because its weights cannot be used, and says so.
-    pub(in crate::local) fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
+    fn report_damage(&self, checkpoint: &Checkpoint, error: &str) -> String {
         let path = &checkpoint.path;
+        let _writing = lock(&self.writing);
+        if !self.is_current(checkpoint) {
+            return format!("{path} was damaged and has been replaced: {error}");
+        }
         let damaged = self.root().join("damaged");
         let weights = self.folder(path).join(&checkpoint.file);
         let message = disk::set_aside(&weights, &damaged, error);
@@ -447,4 +488,128 @@ fn finish_deleting(deleted: &Path) -> Result<()> {
     })?;
     disk::remove(&deleted.with_file_name(checkpoint.file))?;
     disk::remove(deleted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(name: &str, expires_at: Option<Timestamp>) -> Checkpoint {
+        Checkpoint {
+            path: TinkerPath::new("s:train:0", CheckpointKind::Training, name).unwrap(),
+            owner: local(),
+            base_model: "m".into(),
+            lora: LoraConfig::rank(1),
+            time: Timestamp::UNIX_EPOCH,
+            fingerprint: None,
+            file: String::new(),
+            size_bytes: 0,
+            checksum: 0,
+            replaces: None,
+            public: false,
+            expires_at,
+            user_metadata: None,
+            project_id: None,
+        }
+    }
+
+    /// Two things done to one checkpoint side by side, again and again. What the disk says then is
+    /// what the catalogue says, and no file is without a record.
+    #[track_caller]
+    fn check_together(
+        first: impl Fn(&Catalogue, &TinkerPath) + Sync,
+        second: impl Fn(&Catalogue, &TinkerPath) + Sync,
+        after: impl Fn(&Catalogue, &TinkerPath),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+        let mut catalogue = open();
+        for round in 0..10 {
+            let old = checkpoint("a", Some(Timestamp::UNIX_EPOCH));
+            let path = old.path.clone();
+            catalogue.add_checkpoint(old, b"old").unwrap();
+            let start = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    start.wait();
+                    first(&catalogue, &path);
+                });
+                start.wait();
+                second(&catalogue, &path);
+            });
+            after(&catalogue, &path);
+            if let Some(known) = catalogue.checkpoint(&path) {
+                let weights = catalogue.weights(&path);
+                assert!(weights.is_ok(), "round {round}: {known:?}: {weights:?}");
+            }
+            let listed = format!("{:?}", catalogue.checkpoints(None));
+            drop(catalogue);
+            catalogue = open();
+            assert_eq!(catalogue.problems(), Vec::<String>::new(), "round {round}");
+            let found = format!("{:?}", catalogue.checkpoints(None));
+            assert_eq!(found, listed, "round {round}");
+        }
+    }
+
+    fn save(catalogue: &Catalogue, path: &TinkerPath) {
+        let new = checkpoint(path.name(), None);
+        catalogue.add_checkpoint(new, b"new").unwrap();
+    }
+
+    /// Waits until a save beside this has got as far as its record.
+    fn await_record(catalogue: &Catalogue, path: &TinkerPath) {
+        let record = || std::fs::read_to_string(catalogue.record_file(path)).unwrap();
+        while !record().contains("\"expires_at\": null") {
+            std::thread::yield_now();
+        }
+    }
+
+    fn edit(catalogue: &Catalogue, path: &TinkerPath) {
+        // It may be gone.
+        let _ = catalogue.edit(path, |one| one.public = true);
+    }
+
+    fn delete(catalogue: &Catalogue, path: &TinkerPath) {
+        let _ = catalogue.delete(path);
+    }
+
+    fn expire(catalogue: &Catalogue, _: &TinkerPath) {
+        catalogue.expire(Timestamp::UNIX_EPOCH);
+    }
+
+    fn late(
+        what: impl Fn(&Catalogue, &TinkerPath) + Sync,
+    ) -> impl Fn(&Catalogue, &TinkerPath) + Sync {
+        move |catalogue, path| {
+            await_record(catalogue, path);
+            what(catalogue, path);
+        }
+    }
+
+    fn is_saved(catalogue: &Catalogue, path: &TinkerPath) {
+        assert!(catalogue.checkpoint(path).is_some(), "it was acknowledged");
+    }
+
+    #[test]
+    fn a_save_beside_the_end_of_what_it_replaces_stays() {
+        check_together(save, late(expire), is_saved);
+    }
+
+    #[test]
+    fn a_save_beside_a_change_names_its_own_weights() {
+        check_together(save, late(edit), is_saved);
+    }
+
+    #[test]
+    fn two_saves_at_once_leave_one_file() {
+        check_together(save, save, is_saved);
+        check_together(save, late(save), is_saved);
+    }
+
+    #[test]
+    fn what_is_deleted_beside_a_change_stays_deleted() {
+        check_together(delete, edit, |catalogue, path| {
+            assert!(catalogue.checkpoint(path).is_none());
+        });
+    }
 }
