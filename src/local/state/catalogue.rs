@@ -113,7 +113,7 @@ impl Catalogue {
         let (runs, mut unreadable) = disk::read_records::<Run>(&root.join("runs"));
         let (sessions, more) = disk::read_records::<Session>(&root.join("sessions"));
         unreadable.extend(more);
-        let (checkpoints, more) = read_checkpoints(&root.join("checkpoints"));
+        let (checkpoints, more) = read_checkpoints(root);
         unreadable.extend(more);
         let ledger = Ledger::open(&root.join("ledger"));
         let mut problems: Vec<String> = unreadable.values().cloned().collect();
@@ -356,7 +356,7 @@ impl Catalogue {
         let deleted = record.with_extension(DELETED);
         disk::rename(&record, &deleted)?;
         lock(&self.shelves).remove(path);
-        finish_deleting(&deleted)?;
+        finish_deleting(self.root(), &deleted)?;
         Ok(())
     }
 
@@ -444,22 +444,46 @@ impl Catalogue {
     }
 
     fn folder(&self, path: &TinkerPath) -> PathBuf {
-        self.root()
-            .join("checkpoints")
-            .join(disk::escape_id(path.run_id()))
-            .join(path.kind().segment())
+        folder_of(self.root(), path)
+    }
+}
+
+/// Where a checkpoint's record and weights lie below a data folder.
+fn folder_of(root: &Path, path: &TinkerPath) -> PathBuf {
+    root.join("checkpoints")
+        .join(disk::escape_id(path.run_id()))
+        .join(path.kind().segment())
+}
+
+/// Refuses a record that would lead out of its folder: files are moved and removed by the names
+/// in it, and anybody may have written it.
+fn check_place(root: &Path, record: &Path, checkpoint: &Checkpoint) -> Result<(), String> {
+    let folder = folder_of(root, &checkpoint.path);
+    if record.parent() != Some(&folder) {
+        return Err(format!("{} does not belong there", checkpoint.path));
+    }
+    let is_ours = |file: &str| {
+        let stem = file.strip_suffix(".safetensors");
+        stem.is_some_and(|stem| uuid::Uuid::try_parse(stem).is_ok())
+    };
+    let mut named = std::iter::once(&checkpoint.file).chain(&checkpoint.replaces);
+    match named.find(|file| !is_ours(file)) {
+        Some(file) => Err(format!("{file:?} is no name of weights")),
+        None => Ok(()),
     }
 }
 
 /// The records of checkpoints, and the problem of each that cannot be read, after finishing what an
 /// earlier process had begun.
-fn read_checkpoints(folder: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf, String>) {
-    for deleted in disk::files(folder, &format!(".{DELETED}")) {
-        if let Err(error) = finish_deleting(&deleted) {
+fn read_checkpoints(root: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf, String>) {
+    let folder = root.join("checkpoints");
+    for deleted in disk::files(&folder, &format!(".{DELETED}")) {
+        if let Err(error) = finish_deleting(root, &deleted) {
             log::warn!("local server: {error}");
         }
     }
-    let (mut records, unreadable) = disk::read_records::<Checkpoint>(folder);
+    let check = |path: &Path, value: &Checkpoint| check_place(root, path, value);
+    let (mut records, unreadable) = disk::read_checked_records::<Checkpoint>(&folder, check);
     for Record { path, value } in &mut records {
         // Earlier versions did not mark capitals.
         let name = format!("{}.json", disk::escape(value.path.name()));
@@ -481,8 +505,11 @@ fn read_checkpoints(folder: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf
 
 /// Removes the weights that a deleted record names, then the record. One that cannot be read stays
 /// with whatever it names.
-fn finish_deleting(deleted: &Path) -> Result<()> {
-    let checkpoint: Checkpoint = disk::read_record(deleted).map_err(|problem| {
+fn finish_deleting(root: &Path, deleted: &Path) -> Result<()> {
+    let checked = disk::read_record(deleted).and_then(|checkpoint: Checkpoint| {
+        check_place(root, deleted, &checkpoint).map(|()| checkpoint)
+    });
+    let checkpoint = checked.map_err(|problem| {
         let message = format!("{} cannot be read: {problem}", deleted.display());
         Error::Internal(Context::new(message))
     })?;

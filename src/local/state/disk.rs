@@ -101,9 +101,18 @@ pub(in crate::local) struct Record<T> {
 pub(in crate::local) fn read_records<T: DeserializeOwned>(
     folder: &Path,
 ) -> (Vec<Record<T>>, BTreeMap<PathBuf, String>) {
+    read_checked_records(folder, |_, _| Ok(()))
+}
+
+/// The same for records that must also suit where they lie.
+pub(super) fn read_checked_records<T: DeserializeOwned>(
+    folder: &Path,
+    check: impl Fn(&Path, &T) -> Result<(), String>,
+) -> (Vec<Record<T>>, BTreeMap<PathBuf, String>) {
     let (mut records, mut unreadable) = (Vec::new(), BTreeMap::new());
     for path in files(folder, ".json") {
-        match read_record(&path) {
+        let read = read_record(&path);
+        match read.and_then(|value| check(&path, &value).map(|()| value)) {
             Ok(value) => records.push(Record { path, value }),
             Err(problem) => {
                 let problem = format!("{} cannot be read and stays: {problem}", path.display());

@@ -288,3 +288,61 @@ fn an_empty_key_is_refused() {
         "{said}"
     );
 }
+
+/// Whoever can write into the folder must not make the server reach out of it.
+#[test]
+fn records_that_name_files_elsewhere_are_unreadable() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let names = ["above", "absolute", "replaces", "moved", "deleted", "good"];
+    let run = saved(&data, &names);
+    let precious = write(folder.path(), "precious.safetensors", b"precious");
+    let above = json!("../../../../precious.safetensors");
+    let absolute = json!(precious);
+    let good = find(&data, "good.json");
+    let theirs: Value = serde_json::from_slice(&std::fs::read(&good).unwrap()).unwrap();
+    let moved = json!(format!("tinker://{run}/sampler_weights/moved"));
+    for (name, field, value) in [
+        ("above", "file", &above),
+        ("absolute", "file", &absolute),
+        ("replaces", "replaces", &absolute),
+        ("moved", "path", &moved),
+        ("deleted", "file", &above),
+    ] {
+        let record = find(&data, &format!("{name}.json"));
+        edit(&record, |record| record[field] = value.clone());
+        if name == "deleted" {
+            std::fs::rename(&record, record.with_extension("deleted")).unwrap();
+        }
+    }
+    // Nor may a record name what is not weights of ours.
+    let stray = write(good.parent().unwrap(), "notes.safetensors", b"notes");
+    let mut other = theirs.clone();
+    other["path"] = json!(format!("tinker://{run}/weights/notes"));
+    other["file"] = json!("notes.safetensors");
+    write(
+        good.parent().unwrap(),
+        "notes.json",
+        other.to_string().as_bytes(),
+    );
+
+    let server = open(&data).unwrap();
+    let said = server.problems().join("\n");
+    for name in ["above", "absolute", "replaces", "moved", "notes"] {
+        assert!(
+            said.contains(&format!("{name}.json cannot be read")),
+            "{said}"
+        );
+    }
+    let caller = Caller::new(&server);
+    assert_eq!(listed(&caller), ["weights/good"]);
+    assert!(can_load(&caller, 0, &run, "good"));
+    for name in names {
+        let path = format!("/api/v1/training_runs/{run}/checkpoints/weights/{name}");
+        crate::support::http::request(&caller.url, "DELETE", &path, &[], b"").unwrap();
+        assert!(!can_load(&caller, 1, &run, name));
+    }
+    drop(server);
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+    assert_eq!(std::fs::read(&stray).unwrap(), b"notes");
+}
