@@ -339,7 +339,8 @@ impl Builder {
         self
     }
 
-    /// How many connections are served at once; more get a 503. Default: 4,096.
+    /// How many connections are served at once; more get a 503. Where the process may not have that
+    /// many open files (`ulimit -n`), fewer are: some are left for files. Default: 4,096.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self

@@ -2,6 +2,7 @@
 
 mod body;
 mod connection;
+mod descriptors;
 mod guard;
 mod query;
 mod record;
@@ -29,15 +30,13 @@ pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
 pub(super) use tls::Identity;
 
+use descriptors::Share;
 use seats::Seats;
 
 use crate::error::{Context, Error, Result};
 
 /// How long open requests may take to end once the server stops.
 const GRACE: Duration = Duration::from_secs(3);
-
-/// Connections beyond the limit that still get an answer, at once.
-const OVERFLOW: usize = 128;
 
 /// A request, read whole but where it says otherwise.
 #[derive(Debug)]
@@ -222,8 +221,9 @@ async fn serve(
         Ok(listener) => listener,
         Err(error) => return log::error!("local server cannot listen: {error}"),
     };
-    let seats = Seats::new(limits.connections);
-    let overflow = Arc::new(Semaphore::new(OVERFLOW));
+    let share = Share::of_process(limits.connections);
+    let seats = Seats::new(share.seats);
+    let overflow = Arc::new(Semaphore::new(share.overflow));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -234,6 +234,9 @@ async fn serve(
             // Out of file descriptors, or a peer that left at once: pause, so that others finish.
             Err(error) => {
                 log::warn!("local server cannot accept a connection: {error}");
+                if descriptors::are_used_up(&error) {
+                    seats.make_room(Instant::now());
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }

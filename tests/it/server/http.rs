@@ -265,3 +265,44 @@ fn connections_that_say_nothing_make_room() {
         stream.read_exact(&mut [0; 12]).unwrap();
     }
 }
+
+/// Files and connections share the process's limit: idle connections take neither the one nor
+/// the other from those who work.
+#[cfg(unix)]
+#[test]
+fn idle_connections_leave_descriptors_to_requests_and_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "ulimit -n 160; exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_tinker"))
+        .args(["serve", "--port", "0", "--threads", "1", "--data"])
+        .arg(folder.path());
+    let process = super::process::Process::spawn(command);
+    let caller = Caller::at(process.url.clone());
+    let model = caller.model(0);
+    let host = process.url.strip_prefix("http://").unwrap();
+    let silent: Vec<TcpStream> = (0..200)
+        .map(|_| TcpStream::connect(host).unwrap())
+        .collect();
+    while get(&process.url, "healthz").status == 503 {}
+    let body = json!({"model_id": model.id, "seq_id": 1, "path": "a"});
+    let accepted = loop {
+        let reply = caller.post("save_weights", body.clone());
+        if reply.status != 503 {
+            break reply.json();
+        }
+    };
+    let saved = loop {
+        let reply = caller.post(
+            "retrieve_future",
+            json!({"request_id": accepted["request_id"]}),
+        );
+        if reply.status != 503 {
+            break reply.json();
+        }
+    };
+    assert!(saved["path"].is_string(), "{saved}");
+    drop(silent);
+    process.kill();
+}

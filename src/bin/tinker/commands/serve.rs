@@ -117,6 +117,7 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     }
     install_logger(Some(log_level(serve)?));
     let signals = Signals::listen()?;
+    raise_descriptors();
     let server = options(serve)?.start()?;
     if let Some(file) = &serve.port_file {
         write_port(file, server.port())?;
@@ -129,6 +130,22 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     drop(server);
     Ok(())
 }
+
+/// Takes as many open files as the system allows: each connection is one, and the usual limit is
+/// for programs that have few.
+#[cfg(unix)]
+fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where that is refused, the server does with what there is.
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        log::debug!("the limit on open files stays: {error}");
+    }
+}
+
+#[cfg(not(unix))]
+fn raise_descriptors() {}
 
 fn log_level(serve: &Serve) -> anyhow::Result<log::LevelFilter> {
     let level = match serve.log {
