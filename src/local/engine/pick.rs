@@ -7,7 +7,8 @@ use super::rng::Rng;
 /// Draws tokens at a temperature, among the likeliest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Picker {
-    temperature: f64,
+    /// What logits are multiplied by; `None` takes the likeliest.
+    scale: Option<f32>,
     top_k: Option<usize>,
     top_p: f64,
 }
@@ -26,11 +27,17 @@ pub(crate) struct Candidates {
     few: Vec<(u32, f32)>,
 }
 
+/// What a temperature multiplies logits by; `None` where that is no number, at 0 and next to it.
+pub(crate) fn sharpness(temperature: f64) -> Option<f32> {
+    let scale = (1.0 / temperature) as f32;
+    scale.is_finite().then_some(scale)
+}
+
 impl Picker {
-    /// A temperature of 0 always takes the likeliest token.
+    /// A temperature of 0 always takes the likeliest token, and so does one that is next to 0.
     pub(crate) fn new(temperature: f64, top_k: Option<usize>, top_p: f64) -> Self {
         Self {
-            temperature,
+            scale: sharpness(temperature),
             top_k,
             top_p,
         }
@@ -39,17 +46,16 @@ impl Picker {
     /// Draws one token; of equal logits the lower id comes first.
     pub(crate) fn pick(&self, logits: &[f32], rng: &mut Rng, candidates: &mut Candidates) -> u32 {
         let peak = vectorised(|| largest(logits));
-        if self.temperature == 0.0 {
+        let Some(scale) = self.scale else {
             let likeliest = logits.iter().position(|logit| *logit == peak);
             return likeliest.unwrap_or(0) as u32;
-        }
+        };
         let Candidates {
             weights,
             blocks,
             few,
         } = candidates;
         weights.resize(logits.len(), 0.0);
-        let scale = (1.0 / self.temperature) as f32;
         vectorised(|| {
             for (weight, logit) in weights.iter_mut().zip(logits) {
                 *weight = exp((logit - peak) * scale);
@@ -184,6 +190,8 @@ mod tests {
     #[test]
     fn draws_only_what_is_allowed() {
         check(0.0, None, 1.0, &[1]);
+        check(1e-39, None, 1.0, &[1]);
+        check(f64::MIN_POSITIVE, Some(3), 0.9, &[1]);
         check(1.0, None, 1.0, &[0, 1, 2, 3, 4]);
         check(1.0, Some(1), 1.0, &[1]);
         check(1.0, Some(3), 1.0, &[1, 2, 3]);

@@ -2,6 +2,7 @@
 
 use super::adjust::Adjust;
 use super::config::Config;
+use super::pick::sharpness;
 use crate::error::{Error, Result};
 
 /// What to sample, and what to say about the prompt.
@@ -83,8 +84,8 @@ impl SampleRequest {
 
     /// What logits are multiplied by before they are scored, unless that changes nothing.
     pub(crate) fn tempering(&self) -> Option<f32> {
-        let tempers = self.tempered_logprobs && ![0.0, 1.0].contains(&self.temperature);
-        tempers.then(|| (1.0 / self.temperature) as f32)
+        let tempers = self.tempered_logprobs && self.temperature != 1.0;
+        tempers.then(|| sharpness(self.temperature)).flatten()
     }
 
     /// Refuses what the model cannot do.
