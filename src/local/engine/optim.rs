@@ -89,7 +89,8 @@ impl AdamState {
     ///
     /// # Errors
     ///
-    /// If a setting or the gradient is not usable; nothing is changed then.
+    /// If a setting or the gradient is not usable, or the step would leave a weight or a moment
+    /// that is no number; nothing is changed then.
     pub(crate) fn step(
         &mut self,
         weights: &mut [f32],
@@ -110,54 +111,103 @@ impl AdamState {
         }
         self.mean.resize(gradient.len(), 0.0);
         self.square.resize(gradient.len(), 0.0);
+        let adam = Adam::new(self.step + 1, params);
+        let update_norm = adam.look(self, weights, gradient).sqrt();
+        if !update_norm.is_finite() {
+            if self.step == 0 {
+                *self = Self::default();
+            }
+            let problem = "would make a step that is not finite, such as 0 / 0 with an eps of 0; it \
+                was not taken";
+            return Err(Error::invalid("adam_params", problem));
+        }
+        adam.take(self, weights, gradient);
         self.step += 1;
-        let update = update(self, weights, gradient, params);
         Ok(StepMetrics {
             grad_norm,
-            update_norm: update.sqrt(),
+            update_norm,
             step: self.step,
         })
     }
 }
 
-/// Moves the parameters; gives the squared norm of the change.
-fn update(
-    state: &mut AdamState,
-    weights: &mut [f32],
-    gradient: &[f32],
-    params: &AdamParams,
-) -> f64 {
-    let steps = i32::try_from(state.step).unwrap_or(i32::MAX);
-    let step_size = (params.learning_rate / (1.0 - params.beta1.powi(steps))) as f32;
-    let root = (1.0 - params.beta2.powi(steps)).sqrt() as f32;
-    let keep = (1.0 - params.learning_rate * params.weight_decay) as f32;
-    let (blend, beta2) = ((1.0 - params.beta1) as f32, params.beta2 as f32);
-    let (fresh, eps) = ((1.0 - params.beta2) as f32, params.eps as f32);
-    let moments = state.mean.par_chunks_mut(PIECE);
-    let moments = moments.zip(state.square.par_chunks_mut(PIECE));
-    let pieces = weights
-        .par_chunks_mut(PIECE)
-        .zip(gradient.par_chunks(PIECE))
-        .zip(moments);
-    let moved: Vec<f64> = pieces
-        .map(|((weights, gradient), (mean, square))| {
+/// The numbers of one step.
+#[derive(Debug, Clone, Copy)]
+struct Adam {
+    step_size: f32,
+    root: f32,
+    keep: f32,
+    blend: f32,
+    beta2: f32,
+    fresh: f32,
+    eps: f32,
+}
+
+impl Adam {
+    fn new(step: u64, params: &AdamParams) -> Self {
+        let steps = i32::try_from(step).unwrap_or(i32::MAX);
+        Self {
+            step_size: (params.learning_rate / (1.0 - params.beta1.powi(steps))) as f32,
+            root: (1.0 - params.beta2.powi(steps)).sqrt() as f32,
+            keep: (1.0 - params.learning_rate * params.weight_decay) as f32,
+            blend: (1.0 - params.beta1) as f32,
+            beta2: params.beta2 as f32,
+            fresh: (1.0 - params.beta2) as f32,
+            eps: params.eps as f32,
+        }
+    }
+
+    /// A parameter and its moments after the step.
+    #[inline(always)]
+    fn next(self, weight: f32, g: f32, mean: f32, square: f32) -> (f32, f32, f32) {
+        let mean = mean + (g - mean) * self.blend;
+        let square = square * self.beta2 + self.fresh * g * g;
+        let change = self.step_size * (mean / (square.sqrt() / self.root + self.eps));
+        (weight * self.keep - change, mean, square)
+    }
+
+    /// The squared norm of the change that the step would make; no number, if anything that it
+    /// leaves behind would be none.
+    fn look(self, state: &AdamState, weights: &[f32], gradient: &[f32]) -> f64 {
+        let moments = state.mean.par_chunks(PIECE);
+        let moments = moments.zip(state.square.par_chunks(PIECE));
+        let pieces = weights.par_chunks(PIECE).zip(gradient.par_chunks(PIECE));
+        let moved: Vec<f64> = pieces
+            .zip(moments)
+            .map(|((weights, gradient), (mean, square))| {
+                vectorised(|| {
+                    let mut moved = 0.0;
+                    let moments = mean.iter().zip(square);
+                    for ((weight, g), (mean, square)) in weights.iter().zip(gradient).zip(moments) {
+                        let (next, mean, square) = self.next(*weight, *g, *mean, *square);
+                        let change = f64::from(next - *weight);
+                        // Nothing, unless a moment is infinite.
+                        let flaw = f64::from((mean + square) * 0.0);
+                        moved += change * change + flaw;
+                    }
+                    moved
+                })
+            })
+            .collect();
+        moved.iter().sum()
+    }
+
+    fn take(self, state: &mut AdamState, weights: &mut [f32], gradient: &[f32]) {
+        let moments = state.mean.par_chunks_mut(PIECE);
+        let moments = moments.zip(state.square.par_chunks_mut(PIECE));
+        let pieces = weights
+            .par_chunks_mut(PIECE)
+            .zip(gradient.par_chunks(PIECE));
+        let pieces = pieces.zip(moments);
+        pieces.for_each(|((weights, gradient), (mean, square))| {
             vectorised(|| {
-                let mut moved = 0.0;
                 let moments = mean.iter_mut().zip(square);
                 for ((weight, g), (mean, square)) in weights.iter_mut().zip(gradient).zip(moments) {
-                    let before = *weight;
-                    *weight *= keep;
-                    *mean += (g - *mean) * blend;
-                    *square = *square * beta2 + fresh * g * g;
-                    *weight -= step_size * (*mean / (square.sqrt() / root + eps));
-                    let change = f64::from(*weight - before);
-                    moved += change * change;
+                    (*weight, *mean, *square) = self.next(*weight, *g, *mean, *square);
                 }
-                moved
-            })
-        })
-        .collect();
-    moved.iter().sum()
+            });
+        });
+    }
 }
 
 fn norm(values: &[f32]) -> f64 {
@@ -165,4 +215,49 @@ fn norm(values: &[f32]) -> f64 {
     let pieces = values.par_chunks(PIECE);
     let sums: Vec<f64> = pieces.map(|piece| piece.iter().map(square).sum()).collect();
     sums.iter().sum::<f64>().sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(gradient: [f32; 2], params: AdamParams) {
+        let (mut state, mut weights) = (AdamState::default(), vec![1.0, -1.0]);
+        let good = AdamParams::default();
+        for step in 0..2 {
+            let before = (state.clone(), weights.clone());
+            let refused = state.step(&mut weights, &mut gradient.clone(), &params);
+            let problem = refused.unwrap_err().to_string();
+            assert!(problem.contains("was not taken"), "{problem}");
+            assert_eq!((state.clone(), weights.clone()), before, "step {step}");
+            let taken = state.step(&mut weights, &mut [0.5, 0.0], &good).unwrap();
+            assert_eq!(taken.step, step + 1);
+        }
+    }
+
+    /// Whatever makes a step that leaves no numbers behind, it is not taken.
+    #[test]
+    fn a_step_that_is_not_finite_changes_nothing() {
+        let params = AdamParams::default();
+        check([0.5, 0.0], AdamParams { eps: 0.0, ..params });
+        let far = AdamParams {
+            learning_rate: 1e38,
+            ..params
+        };
+        check([0.5, 0.1], far);
+        check([1e30, 0.1], params);
+        check([f32::NAN, 0.1], params);
+    }
+
+    #[test]
+    fn an_eps_of_0_is_fine_where_nothing_is_0() {
+        let (mut state, mut weights) = (AdamState::default(), vec![1.0, -1.0]);
+        let params = AdamParams {
+            eps: 0.0,
+            ..AdamParams::default()
+        };
+        let taken = state.step(&mut weights, &mut [0.5, -0.5], &params).unwrap();
+        assert!(taken.update_norm > 0.0);
+    }
 }

@@ -277,3 +277,25 @@ fn several_targets_per_position_are_scored() {
         logprobs["data"][0]
     );
 }
+
+/// A step that would leave no numbers behind is not taken.
+#[test]
+fn steps_that_would_ruin_the_adapter_are_refused() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    for (number, (field, value)) in (0..).zip([("eps", 0.0), ("learning_rate", 1e38)]) {
+        let model = caller.model(number);
+        let before = caller.call("forward", model.forward(1, &["hello"]));
+        // Half of a new adapter is 0, and so is the gradient of the other half.
+        caller.call("forward_backward", model.pass(2, &["hello"]));
+        let mut step = model.step(3);
+        step["adam_params"][field] = json!(value);
+        let refused = caller.wait(&caller.ok("optim_step", step));
+        assert_eq!(refused["category"], "user", "{field}: {refused}");
+        let after = caller.call("forward", model.forward(4, &["hello"]));
+        assert_eq!(after, before, "{field}");
+        model.train(&mut 5, &["hello"]);
+        let after = caller.call("forward", model.forward(7, &["hello"]));
+        assert!(after["metrics"]["loss:sum"].is_f64(), "{field}: {after}");
+    }
+}
