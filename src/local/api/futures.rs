@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{Answer, Call};
+use crate::error::ErrorCategory;
 use crate::local::http::{JSON, PROTOBUF, Refusal, Reply};
 use crate::local::state::futures::{Look, Outcome};
 use crate::local::work::saving;
@@ -85,12 +86,24 @@ fn render(call: &Call, outcome: Outcome) -> Answer {
         }
         Outcome::Training(bytes) => {
             let output = decode_forward_backward_proto(bytes.to_vec())?;
-            Ok(Reply::new(JSON, to_json(&output)?))
+            Ok(in_json(to_json(&output)))
         }
         Outcome::Sample(bytes) => {
             let response = decode_sample_proto(bytes.to_vec())?;
-            Ok(Reply::new(JSON, encode_sample_json(&response)?))
+            Ok(in_json(encode_sample_json(&response)))
         }
+    }
+}
+
+/// A result, or why JSON cannot say it: it has no infinity. The request has run, so that is its
+/// result, and asking again would not help.
+fn in_json(encoded: crate::Result<Vec<u8>>) -> Reply {
+    match encoded {
+        Ok(bytes) => Reply::new(JSON, bytes),
+        Err(error) => Reply::json(&json!({
+            "error": format!("it was done, but JSON cannot say the result: {error}"),
+            "category": ErrorCategory::User.as_str(),
+        })),
     }
 }
 

@@ -299,3 +299,24 @@ fn steps_that_would_ruin_the_adapter_are_refused() {
         assert!(after["metrics"]["loss:sum"].is_f64(), "{field}: {after}");
     }
 }
+
+/// JSON has no infinity: whoever asks for such a result in JSON is told so, once and for all.
+#[test]
+fn a_result_that_json_cannot_say_is_the_users_error() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let mut body = model.pass(1, &["abcd"]);
+    body["forward_backward_input"]["loss_fn"] = json!("importance_sampling");
+    let inputs = &mut body["forward_backward_input"]["data"][0]["loss_fn_inputs"];
+    let column = |value: f32| json!({"data": vec![value; 3], "dtype": "float32", "shape": [3]});
+    inputs["logprobs"] = column(-1000.0);
+    inputs["advantages"] = column(1.0);
+    inputs.as_object_mut().unwrap().remove("weights");
+    let result = caller.wait(&caller.ok("forward_backward", body));
+    assert_eq!(result["category"], "user", "{result}");
+    assert!(
+        result["error"].as_str().unwrap().contains("JSON"),
+        "{result}"
+    );
+}
