@@ -75,6 +75,7 @@ pub(super) fn new_model(
             work,
         };
         begin(call.work(), &model, job);
+            memory: None,
     }
     Ok(future(request_id, Some(id)))
 }

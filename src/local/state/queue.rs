@@ -5,8 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use crossbeam_channel::Sender;
 use serde_json::{Map, Value};
 
+use super::memory::Promise;
 use super::sequence::Sequence;
 use crate::types::{CheckpointKind, Datum, Loss, OptimizerParams, TinkerPath};
+
+/// What a datum takes beside its numbers.
+const DATUM: usize = 512;
 
 /// The requests of one model, in order.
 #[derive(Debug, Default)]
@@ -42,6 +46,8 @@ pub(in crate::local) struct Job {
     /// Whether it has a number of its own.
     pub(in crate::local) is_numbered: bool,
     pub(in crate::local) work: Work,
+    /// The memory it takes while it waits; none where everything else waits for it.
+    pub(in crate::local) memory: Option<[Promise; 2]>,
 }
 
 /// One piece of work for a model.
@@ -81,6 +87,24 @@ pub(in crate::local) enum Work {
 }
 
 impl Work {
+    /// About how much memory it takes while it waits.
+    pub(in crate::local) fn bytes(&self) -> usize {
+        match self {
+            Self::Pass { data, .. } => {
+                let bytes = data.iter().map(|datum| datum.byte_estimate() + DATUM);
+                bytes.sum()
+            }
+            Self::Save {
+                user_metadata: Some(metadata),
+                ..
+            } => metadata
+                .iter()
+                .map(|(key, text)| key.len() + text.len())
+                .sum(),
+            _ => 0,
+        }
+    }
+
     /// What tells two requests with the same number apart.
     ///
     /// Coarse on purpose: a repeated submission may encode its maps in another order, and a

@@ -63,6 +63,11 @@ impl<T> Sequence<T> {
         self.held.len()
     }
 
+    /// Whether a request would wait for lower numbers, and was not here before.
+    pub(in crate::local) fn would_hold(&self, number: Option<u64>) -> bool {
+        number.is_some_and(|number| number > self.next && !self.taken.contains_key(&number))
+    }
+
     /// Takes a request in. One without a number runs at once; `digest` tells requests apart.
     pub(in crate::local) fn admit(
         &mut self,
@@ -116,7 +121,13 @@ mod tests {
     fn holds_later_numbers_until_the_lower_ones_are_there() {
         let mut sequence = Sequence::default();
         assert_eq!(sequence.admit(Some(3), 3, 3), Admission::Held);
+        assert!(sequence.would_hold(Some(2)));
         assert_eq!(sequence.admit(Some(2), 2, 2), Admission::Held);
+        assert!(
+            [None, Some(1), Some(2)]
+                .iter()
+                .all(|one| !sequence.would_hold(*one))
+        );
         assert_eq!(sequence.next(), 1);
         assert_eq!(sequence.admit(Some(1), 1, 1), ready([1, 2, 3]));
         assert_eq!(sequence.admit(Some(4), 4, 4), ready([4]));

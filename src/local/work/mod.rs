@@ -55,6 +55,8 @@ pub(super) struct Workshop {
     pub(super) library: Arc<Library>,
     pub(super) adapters: Arc<Adapters>,
     pub(super) memory: Memory,
+    /// What of it requests may take that wait for their model; the rest is for those that run.
+    waiting: Memory,
     pub(super) options: WorkOptions,
     trainers: Crew,
     /// One for each model, by its name.
@@ -83,6 +85,7 @@ impl Workshop {
         };
         let workshop = Self {
             state,
+            waiting: Memory::new(Some(memory.limit() / 8)),
             memory,
             options,
             trainers: Crew::new("tinker-local-train", library.threads().clamp(1, 8))?,

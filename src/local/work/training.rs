@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Workshop, jobs, saving};
 use crate::local::state::futures::Outcome;
+use crate::local::state::memory::Memory;
 use crate::local::state::models::Model;
 use crate::local::state::queue::{Job, Queue, Work};
 use crate::local::state::sequence::Admission;
@@ -28,15 +29,24 @@ pub(in crate::local) fn submit(
     };
     let mut hasher = DefaultHasher::new();
     work.signature().hash(&mut hasher);
+    let promise = |memory: &Memory| memory.promise("data", work.bytes()).ok();
+    let memory = promise(&workshop.waiting).zip(promise(&workshop.memory));
+    let has_room = memory.is_some();
     let job = Job {
         request_id: request_id.clone(),
         endpoint,
         is_numbered: number.is_some(),
         work,
+        memory: memory.map(Into::into),
     };
     let futures = &workshop.state.futures;
     let mut queue = lock(&model.queue);
     let next = queue.sequence.next();
+    // What nothing goes on without is let in all the same.
+    if !has_room && (!queue.ready.is_empty() || queue.sequence.would_hold(number)) {
+        let problem = "too much memory is taken by requests that wait";
+        return Err(StateError::Full(problem.to_owned()));
+    }
     match queue.sequence.admit(number, hasher.finish(), job) {
         Admission::Ready(jobs) => {
             for job in &jobs {
@@ -111,7 +121,9 @@ fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
         let farewell = queue.farewell.take_if(|_| job.is_none());
         (job, farewell)
     };
-    if let Some(job) = job {
+    if let Some(mut job) = job {
+        // It waits no longer; what it takes now it promises itself.
+        job.memory = None;
         saving::begin_request(workshop, model);
         let (state, start) = (&workshop.state, state::now());
         let outcome = catch_unwind(AssertUnwindSafe(|| run(workshop, model, job.work)))

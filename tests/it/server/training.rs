@@ -278,6 +278,24 @@ fn several_targets_per_position_are_scored() {
     );
 }
 
+/// Requests that wait for a lower number take memory like everything else; the one that all wait
+/// for is let in.
+#[test]
+fn requests_that_wait_count_as_memory() {
+    let server = LocalServer::builder().max_memory(64 << 20).start().unwrap();
+    let caller = Caller::new(&server);
+    let model = caller.model(0);
+    let long = "x".repeat(4000);
+    let texts = vec![long.as_str(); 100];
+    let held = (2..).find(|number| {
+        let reply = caller.post("forward_backward", model.pass(*number, &texts));
+        assert!(*number < 200, "there is no limit");
+        reply.status == 429
+    });
+    assert!(held > Some(2), "{held:?}");
+    caller.call("forward_backward", model.pass(1, &["hello"]));
+}
+
 /// A step that would leave no numbers behind is not taken.
 #[test]
 fn steps_that_would_ruin_the_adapter_are_refused() {
