@@ -22,8 +22,8 @@ pub(super) async fn retrieve(call: Call) -> Answer {
     let options = &call.service.options;
     let until = tokio::time::Instant::now() + options.long_poll;
     let look = tokio::select! {
-        look = call.state().futures.wait(id, until) => look,
-        () = call.state().stopping() => call.state().futures.look(id),
+        look = call.state().futures.wait(id, &call.user, until) => look,
+        () = call.state().stopping() => call.state().futures.look(id, &call.user),
     };
     let outcome = match look {
         Look::Done(outcome) => outcome,
@@ -110,21 +110,18 @@ fn in_json(encoded: crate::Result<Vec<u8>>) -> Reply {
 /// Waits for the next completions of one sampler's client.
 pub(super) async fn retrieve_many(call: Call) -> Answer {
     let wanted: RetrieveFuturesRequest<'_> = call.json()?;
-    call.state()
-        .futures
-        .acknowledge(&wanted.retrieved_request_ids);
+    let futures = &call.state().futures;
+    futures.acknowledge(&wanted.retrieved_request_ids, &call.user);
+    let sampler = call.sampler(&wanted.target.sampling_session_id)?;
     let options = &call.service.options;
     let asked = wanted
         .timeout
         .and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
     let hold = asked.map_or(options.long_poll, |asked| asked.min(options.long_poll));
     let until = tokio::time::Instant::now() + hold;
-    let channel = (
-        wanted.target.sampling_session_id.into_owned(),
-        wanted.target.cloned_sampler_id,
-    );
+    let channel = (sampler.id.clone(), wanted.target.cloned_sampler_id);
     let (completions, cursor) = tokio::select! {
-        found = call.state().futures.completions(&channel, wanted.prev_cursor, until) => found,
+        found = futures.completions(&channel, wanted.prev_cursor, until) => found,
         () = call.state().stopping() => (Vec::new(), wanted.prev_cursor),
     };
     Ok(Reply::json(&CompletionsReply {
@@ -135,6 +132,6 @@ pub(super) async fn retrieve_many(call: Call) -> Answer {
 
 pub(super) fn cancel(call: &Call) -> Answer {
     let wanted: CancelFutureRequest<'_> = call.json()?;
-    call.state().futures.cancel(&wanted.request_id);
+    call.state().futures.cancel(&wanted.request_id, &call.user);
     Ok(Reply::empty())
 }

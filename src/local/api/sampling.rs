@@ -137,10 +137,10 @@ pub(super) fn sample(call: &Call) -> Answer {
         return Err(Refusal::busy("too many samples are waiting"));
     }
     let cancelled = Arc::new(AtomicBool::new(false));
-    let opened = call
-        .state()
-        .futures
-        .open(&request_id, channel, Some(cancelled.clone()));
+    let opened =
+        call.state()
+            .futures
+            .open(&request_id, &call.user, channel, Some(cancelled.clone()));
     if opened {
         match request {
             Ok(request) => samples::submit(call.work(), sampler, request_id, request, cancelled),

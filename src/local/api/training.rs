@@ -63,7 +63,9 @@ pub(super) fn new_model(
         session.models.insert(number, id.clone()).is_none()
     })?;
     if is_new {
-        call.state().futures.open(&request_id, None, None);
+        call.state()
+            .futures
+            .open(&request_id, &call.user, None, None);
         let base_model = base_model.to_owned();
         let model = Model::new(id.clone(), session_id.to_owned(), base_model, lora);
         let model = Arc::new(model);
@@ -73,9 +75,9 @@ pub(super) fn new_model(
             endpoint,
             is_numbered: false,
             work,
+            memory: None,
         };
         begin(call.work(), &model, job);
-            memory: None,
     }
     Ok(future(request_id, Some(id)))
 }
@@ -136,7 +138,11 @@ pub(super) fn create_custom_loss(call: &Call) -> Answer {
         .add(&wanted.session_id, number, &graph)?;
     let endpoint = route::CREATE_CUSTOM_LOSS.template;
     let request_id = format!("{}:{endpoint}:{number}", wanted.session_id);
-    if call.state().futures.open(&request_id, None, None) {
+    if call
+        .state()
+        .futures
+        .open(&request_id, &call.user, None, None)
+    {
         let reply = CreateCustomLossReply {
             loss_id,
             ..CreateCustomLossReply::default()

@@ -102,6 +102,8 @@ struct Shelf {
 struct Entry {
     state: State,
     channel: Option<Channel>,
+    /// Who asked. To others it does not exist: ids are no secrets.
+    owner: String,
     /// How to stop the work, where that is possible.
     cancelled: Option<Arc<AtomicBool>>,
     changed: Arc<Notify>,
@@ -137,6 +139,7 @@ impl Futures {
         id: &str,
         channel: Option<Channel>,
         cancelled: Option<Arc<AtomicBool>>,
+        owner: &str,
     ) -> bool {
         let mut shelf = lock(&self.shelf);
         if shelf.entries.contains_key(id) {
@@ -145,6 +148,7 @@ impl Futures {
         let entry = Entry {
             state: State::Pending { paused: None },
             channel,
+            owner: owner.to_owned(),
             cancelled,
             changed: Arc::default(),
         };
@@ -210,8 +214,8 @@ impl Futures {
     }
 
     /// Stops the work of a pending request, where that is possible.
-    pub(in crate::local) fn cancel(&self, id: &str) {
-        let flag = match lock(&self.shelf).entries.get(id) {
+    pub(in crate::local) fn cancel(&self, id: &str, owner: &str) {
+        let flag = match lock(&self.shelf).of(id, owner) {
             Some(Entry {
                 state: State::Pending { .. },
                 cancelled: Some(flag),
@@ -233,9 +237,14 @@ impl Futures {
     }
 
     /// Waits until the request has finished or the time is up.
-    pub(in crate::local) async fn wait(&self, id: &str, until: tokio::time::Instant) -> Look {
+    pub(in crate::local) async fn wait(
+        &self,
+        id: &str,
+        owner: &str,
+        until: tokio::time::Instant,
+    ) -> Look {
         loop {
-            let changed = match lock(&self.shelf).entries.get(id) {
+            let changed = match lock(&self.shelf).of(id, owner) {
                 None => return Look::Unknown,
                 Some(entry) => entry.changed.clone(),
             };
@@ -243,19 +252,19 @@ impl Futures {
             tokio::pin!(notified);
             // Enlisted before looking, so that a result filed in between is not missed.
             notified.as_mut().enable();
-            match self.look(id) {
+            match self.look(id, owner) {
                 Look::Pending { .. } => {}
                 look => return look,
             }
             if tokio::time::timeout_at(until, notified).await.is_err() {
-                return self.look(id);
+                return self.look(id, owner);
             }
         }
     }
 
     /// What is known about a request now.
-    pub(in crate::local) fn look(&self, id: &str) -> Look {
-        match lock(&self.shelf).entries.get(id).map(|entry| &entry.state) {
+    pub(in crate::local) fn look(&self, id: &str, owner: &str) -> Look {
+        match lock(&self.shelf).of(id, owner).map(|entry| &entry.state) {
             None => Look::Unknown,
             Some(State::Pending { paused }) => Look::Pending {
                 paused: paused.clone(),
@@ -275,11 +284,13 @@ impl Futures {
         }
     }
 
-    /// Drops results the client says it has.
-    pub(in crate::local) fn acknowledge(&self, ids: &[String]) {
+    /// Drops results of its own that a client says it has.
+    pub(in crate::local) fn acknowledge(&self, ids: &[String], owner: &str) {
         let mut shelf = lock(&self.shelf);
         for id in ids {
-            shelf.remove(id);
+            if shelf.of(id, owner).is_some() {
+                shelf.remove(id);
+            }
         }
     }
 
@@ -351,10 +362,9 @@ impl Futures {
 
     fn log<T>(&self, channel: &Channel, read: impl FnOnce(&mut Log) -> T) -> T {
         let mut shelf = lock(&self.shelf);
-        match shelf.channels.get_mut(channel) {
-            Some(log) => read(log),
-            None => read(shelf.channels.entry(channel.clone()).or_default()),
-        }
+        let log = shelf.channels.get_mut(channel)?;
+        log.is_polled = true;
+        Some(read(log))
     }
 }
 
@@ -364,6 +374,11 @@ impl Shelf {
             state: State::Finished { outcome, .. },
             ..
         }) = self.entries.get(id)
+    /// A request, as far as it exists for whoever asks.
+    fn of(&self, id: &str, owner: &str) -> Option<&Entry> {
+        self.entries.get(id).filter(|entry| entry.owner == owner)
+    }
+
         {
             self.bytes -= outcome.size();
             self.entries.remove(id);
@@ -427,34 +442,39 @@ mod tests {
     }
 
     #[test]
+    const ANN: &str = "ann";
+
     fn the_same_request_opens_once_and_the_first_result_stays() {
         let futures = Futures::default();
-        assert!(futures.open("r", None, None));
-        assert!(!futures.open("r", None, None));
+        assert!(futures.open("r", ANN, None, None));
+        assert!(!futures.open("r", ANN, None, None));
         futures.finish("r", done("{}"));
         futures.finish("r", Outcome::failed("late"));
-        assert!(matches!(futures.look("r"), Look::Done(Outcome::Json(_))));
-        assert!(matches!(futures.look("other"), Look::Unknown));
+        assert!(matches!(
+            futures.look("r", ANN),
+            Look::Done(Outcome::Json(_))
+        ));
+        assert!(matches!(futures.look("other", ANN), Look::Unknown));
     }
 
     #[test]
     fn results_can_be_fetched_again_until_they_expire() {
         let futures = Futures::default();
         for id in ["sent", "unsent", "pending"] {
-            futures.open(id, None, None);
+            futures.open(id, ANN, None, None);
         }
         futures.finish("sent", done("{}"));
         futures.finish("unsent", done("{}"));
         futures.sent("sent");
         let soon = Instant::now() + KEEP_SENT / 2;
         futures.sweep(soon);
-        assert!(matches!(futures.look("sent"), Look::Done(_)));
+        assert!(matches!(futures.look("sent", ANN), Look::Done(_)));
         futures.sweep(Instant::now() + KEEP_SENT * 2);
-        assert!(matches!(futures.look("sent"), Look::Unknown));
-        assert!(matches!(futures.look("unsent"), Look::Done(_)));
+        assert!(matches!(futures.look("sent", ANN), Look::Unknown));
+        assert!(matches!(futures.look("unsent", ANN), Look::Done(_)));
         futures.sweep(Instant::now() + KEEP_UNSENT * 2);
-        assert!(matches!(futures.look("unsent"), Look::Unknown));
-        assert!(matches!(futures.look("pending"), Look::Pending { .. }));
+        assert!(matches!(futures.look("unsent", ANN), Look::Unknown));
+        assert!(matches!(futures.look("pending", ANN), Look::Pending { .. }));
     }
 
     #[test]
@@ -463,14 +483,15 @@ mod tests {
         let total = KEEP_SENT_COUNT + 10;
         for number in 0..total {
             let id = number.to_string();
-            futures.open(&id, None, None);
+            futures.open(&id, ANN, None, None);
             futures.finish(&id, done("{}"));
             if number > 0 {
                 futures.sent(&id);
             }
         }
         futures.sweep(Instant::now());
-        let is_there = |number: usize| matches!(futures.look(&number.to_string()), Look::Done(_));
+        let is_there =
+            |number: usize| matches!(futures.look(&number.to_string(), ANN), Look::Done(_));
         assert!(is_there(0), "nobody has asked for it yet");
         assert!(!is_there(9) && is_there(10) && is_there(total - 1));
         assert_eq!(futures.kept().0, KEEP_SENT_COUNT + 1);
@@ -481,7 +502,7 @@ mod tests {
         let futures = Futures::default();
         let channel = ("s".to_owned(), 0);
         for id in ["a", "b"] {
-            futures.open(id, Some(channel.clone()), None);
+            futures.open(id, ANN, Some(channel.clone()), None);
         }
         futures.finish("a", done("{}"));
         let seen = |cursor| futures.log(&channel, |log| log.after(cursor));
@@ -490,8 +511,10 @@ mod tests {
         assert_eq!((seen(0).0.len(), seen(0).1), (2, 2));
         assert_eq!((seen(1).0.len(), seen(1).1), (1, 2));
         assert_eq!((seen(2).0.len(), seen(2).1), (0, 2));
-        futures.acknowledge(&["a".into()]);
-        assert!(matches!(futures.look("a"), Look::Unknown));
+        futures.acknowledge(&["a".into()], "bob");
+        assert!(matches!(futures.look("a", ANN), Look::Done(_)));
+        futures.acknowledge(&["a".into()], ANN);
+        assert!(matches!(futures.look("a", ANN), Look::Unknown));
     }
 
     /// A sampler whose client fetches results one by one has nobody who reads its completions.
@@ -501,7 +524,7 @@ mod tests {
         let channel = ("s".to_owned(), 0);
         for number in 0..100 {
             let id = number.to_string();
-            futures.open(&id, Some(channel.clone()), None);
+            futures.open(&id, ANN, Some(channel.clone()), None);
             futures.finish(&id, done("{}"));
             futures.sent(&id);
         }

@@ -110,9 +110,10 @@ fn go_on(workshop: &Workshop, found: Found) -> Result<()> {
     *lock(&model.trainer) = Some(trainer);
     *lock(&model.memory) = Some(promise);
     lock(&model.queue).sequence = Sequence::from(found.model.next);
+    let owner = workshop.owner_of(&model);
     for (number, outcome) in found.results {
         let request_id = format!("{}:{number}", model.id);
-        state.futures.open(&request_id, None, None);
+        state.futures.open(&request_id, &owner, None, None);
         state.futures.finish(&request_id, outcome);
     }
     for (number, graph) in &found.model.losses {
@@ -254,13 +255,10 @@ fn snapshot(workshop: &Workshop, model: &Model, generation: u64) -> SavedModel {
 /// The results that a client may still ask for, the latest first.
 fn results(workshop: &Workshop, model: &Model, next: u64) -> Vec<(u64, Outcome)> {
     let mut bytes = 0;
+    let (futures, owner) = (&workshop.state.futures, workshop.owner_of(model));
     let numbers = (next.saturating_sub(RESULTS)..next).rev();
     let kept = numbers.filter_map(|number| {
-        match workshop
-            .state
-            .futures
-            .look(&format!("{}:{number}", model.id))
-        {
+        match futures.look(&format!("{}:{number}", model.id), &owner) {
             Look::Done(outcome) => Some((number, outcome)),
             _ => None,
         }

@@ -40,24 +40,25 @@ pub(in crate::local) fn submit(
         memory: memory.map(Into::into),
     };
     let futures = &workshop.state.futures;
+    let owner = workshop.owner_of(model);
     let mut queue = lock(&model.queue);
-    let next = queue.sequence.next();
     // What nothing goes on without is let in all the same.
     if !has_room && (!queue.ready.is_empty() || queue.sequence.would_hold(number)) {
         let problem = "too much memory is taken by requests that wait";
         return Err(StateError::Full(problem.to_owned()));
     }
+    let next = queue.sequence.next();
     match queue.sequence.admit(number, hasher.finish(), job) {
         Admission::Ready(jobs) => {
             for job in &jobs {
-                futures.open(&job.request_id, None, None);
+                futures.open(&job.request_id, &owner, None, None);
                 futures.pause(&job.request_id, None);
             }
             queue.ready.extend(jobs);
             schedule(workshop, model, &mut queue);
         }
         Admission::Held => {
-            futures.open(&request_id, None, None);
+            futures.open(&request_id, &owner, None, None);
             let reason = format!("waiting for request {next} of model {}", model.id);
             futures.pause(&request_id, Some(reason));
         }

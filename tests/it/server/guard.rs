@@ -205,6 +205,99 @@ fn each_user_has_their_own_things() {
     assert_eq!(status("tml-a", "DELETE", &checkpoint, json!({})), 200);
 }
 
+/// What two users of one server say to it.
+struct Users {
+    server: LocalServer,
+}
+
+impl Users {
+    fn start() -> Self {
+        let server = LocalServer::builder()
+            .user("ann", "tml-a")
+            .user("bob", "tml-b");
+        Self {
+            server: server.start().unwrap(),
+        }
+    }
+
+    #[track_caller]
+    fn post(&self, key: &str, path: &str, body: Value) -> crate::support::http::Reply {
+        let headers = [("x-api-key", key)];
+        let path = match path.starts_with('/') {
+            true => path.to_owned(),
+            false => format!("/api/v1/{path}"),
+        };
+        let body = body.to_string();
+        let url = self.server.base_url();
+        request(&url, "POST", &path, &headers, body.as_bytes()).unwrap()
+    }
+
+    #[track_caller]
+    fn wait(&self, key: &str, id: &Value) -> Value {
+        loop {
+            let result = self.post(key, "retrieve_future", json!({"request_id": id}));
+            let result = result.json();
+            if result["type"] != "try_again" {
+                return result;
+            }
+        }
+    }
+
+    fn session(&self, key: &str) -> String {
+        let body = json!({"tags": [], "user_metadata": {}, "sdk_version": "t"});
+        let session = self.post(key, "create_session", body).json();
+        session["session_id"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Ids are no secrets: they derive from a session's, which the path of a published checkpoint has.
+#[test]
+fn results_belong_to_whoever_asked_for_them() {
+    let users = Users::start();
+    let (ann, bob) = ("tml-a", "tml-b");
+    let session = users.session(ann);
+    let body = json!({"session_id": session, "sampling_session_seq_id": 0,
+        "base_model": "tinker-local/tiny"});
+    let sampler = users.post(ann, "create_sampling_session", body).json();
+    let sampler = sampler["sampling_session_id"].clone();
+    let sample = |seq_id: u64, tokens: u64| {
+        let body = json!({"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104, 105]}]},
+            "sampling_params": {"max_tokens": tokens}});
+        users.post(ann, "asample", body).json()["request_id"].clone()
+    };
+    let poll = |key: &str, sampler: &Value, retrieved: &Value| {
+        let target = json!({"type": "sampling_session", "sampling_session_id": sampler,
+            "cloned_sampler_id": 0});
+        let body = json!({"target": target, "prev_cursor": 0, "timeout": 5.0,
+            "retrieved_request_ids": [retrieved]});
+        users.post(key, "retrieve_futures", body)
+    };
+    let first = sample(0, 2);
+    assert!(users.wait(ann, &first)["sequences"].is_array());
+    let asked = users.post(bob, "retrieve_future", json!({"request_id": first}));
+    assert_eq!(asked.status, 410, "as for one that nobody knows");
+    // What bob says he has read, ann has not.
+    let theirs = json!({"session_id": users.session(bob), "sampling_session_seq_id": 0,
+        "base_model": "tinker-local/tiny"});
+    let theirs = users.post(bob, "create_sampling_session", theirs).json();
+    let body = json!({"target": {"type": "sampling_session", "cloned_sampler_id": 0,
+        "sampling_session_id": theirs["sampling_session_id"]}, "prev_cursor": 0, "timeout": 0.0,
+        "retrieved_request_ids": [first]});
+    assert_eq!(users.post(bob, "retrieve_futures", body).status, 200);
+    assert_eq!(poll(bob, &sampler, &first).status, 404);
+    let told = poll(ann, &sampler, &json!("other")).json();
+    assert_eq!(told["completions"].as_array().unwrap().len(), 1, "{told}");
+    assert!(users.wait(ann, &first)["sequences"].is_array());
+    // Nor does he stop what she waits for.
+    let second = sample(1, 1000);
+    users.post(bob, "cancel_future", json!({"request_id": second}));
+    assert!(users.wait(ann, &second)["sequences"].is_array());
+    let third = sample(2, 4000);
+    users.post(ann, "cancel_future", json!({"request_id": third}));
+    assert!(users.wait(ann, &third)["error"].is_string());
+}
+
 #[test]
 fn connections_can_be_encrypted() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls");
