@@ -87,6 +87,8 @@ pub(in crate::local) type Channel = (String, u64);
 #[derive(Debug, Default)]
 pub(in crate::local) struct Futures {
     shelf: Mutex<Shelf>,
+    /// Told when a channel has its first completion.
+    opened: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -100,10 +102,10 @@ struct Shelf {
 
 #[derive(Debug)]
 struct Entry {
-    state: State,
-    channel: Option<Channel>,
     /// Who asked. To others it does not exist: ids are no secrets.
     owner: String,
+    state: State,
+    channel: Option<Channel>,
     /// How to stop the work, where that is possible.
     cancelled: Option<Arc<AtomicBool>>,
     changed: Arc<Notify>,
@@ -137,18 +139,18 @@ impl Futures {
     pub(in crate::local) fn open(
         &self,
         id: &str,
+        owner: &str,
         channel: Option<Channel>,
         cancelled: Option<Arc<AtomicBool>>,
-        owner: &str,
     ) -> bool {
         let mut shelf = lock(&self.shelf);
         if shelf.entries.contains_key(id) {
             return false;
         }
         let entry = Entry {
+            owner: owner.to_owned(),
             state: State::Pending { paused: None },
             channel,
-            owner: owner.to_owned(),
             cancelled,
             changed: Arc::default(),
         };
@@ -203,6 +205,7 @@ impl Futures {
             let log = shelf.channels.entry(channel).or_default();
             log.kept.push_back(completion);
             log.changed.notify_waiters();
+            self.opened.notify_waiters();
         }
     }
 
@@ -295,6 +298,8 @@ impl Futures {
     }
 
     /// The completions of a channel after a cursor, waiting for the first until the time is up.
+    ///
+    /// Asking makes no channel, only a completion does: anybody may ask for anything.
     pub(in crate::local) async fn completions(
         &self,
         channel: &Channel,
@@ -302,14 +307,13 @@ impl Futures {
         until: tokio::time::Instant,
     ) -> (Vec<Completion>, u64) {
         loop {
-            let changed = self.log(channel, |log| {
-                log.is_polled = true;
-                log.changed.clone()
-            });
+            let changed = self.log(channel, |log| log.changed.clone());
+            let changed = changed.unwrap_or_else(|| self.opened.clone());
             let notified = changed.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            let (found, next) = self.log(channel, |log| log.after(cursor));
+            let told = self.log(channel, |log| log.after(cursor));
+            let (found, next) = told.unwrap_or((Vec::new(), cursor));
             if !found.is_empty() || tokio::time::timeout_at(until, notified).await.is_err() {
                 return (found, next);
             }
@@ -360,7 +364,8 @@ impl Futures {
             .retain(|(session, _), _| session != sampling_session);
     }
 
-    fn log<T>(&self, channel: &Channel, read: impl FnOnce(&mut Log) -> T) -> T {
+    /// What a client that polls reads of its channel, if there is one.
+    fn log<T>(&self, channel: &Channel, read: impl FnOnce(&mut Log) -> T) -> Option<T> {
         let mut shelf = lock(&self.shelf);
         let log = shelf.channels.get_mut(channel)?;
         log.is_polled = true;
@@ -369,16 +374,16 @@ impl Futures {
 }
 
 impl Shelf {
-    fn remove(&mut self, id: &str) {
-        if let Some(Entry {
-            state: State::Finished { outcome, .. },
-            ..
-        }) = self.entries.get(id)
     /// A request, as far as it exists for whoever asks.
     fn of(&self, id: &str, owner: &str) -> Option<&Entry> {
         self.entries.get(id).filter(|entry| entry.owner == owner)
     }
 
+    fn remove(&mut self, id: &str) {
+        if let Some(Entry {
+            state: State::Finished { outcome, .. },
+            ..
+        }) = self.entries.get(id)
         {
             self.bytes -= outcome.size();
             self.entries.remove(id);
@@ -437,13 +442,13 @@ impl Log {
 mod tests {
     use super::*;
 
+    const ANN: &str = "ann";
+
     fn done(text: &'static str) -> Outcome {
         Outcome::Json(Bytes::from_static(text.as_bytes()))
     }
 
     #[test]
-    const ANN: &str = "ann";
-
     fn the_same_request_opens_once_and_the_first_result_stays() {
         let futures = Futures::default();
         assert!(futures.open("r", ANN, None, None));
@@ -505,7 +510,7 @@ mod tests {
             futures.open(id, ANN, Some(channel.clone()), None);
         }
         futures.finish("a", done("{}"));
-        let seen = |cursor| futures.log(&channel, |log| log.after(cursor));
+        let seen = |cursor| futures.log(&channel, |log| log.after(cursor)).unwrap();
         assert_eq!((seen(0).0.len(), seen(0).1), (1, 1));
         futures.finish("b", Outcome::refused("bad"));
         assert_eq!((seen(0).0.len(), seen(0).1), (2, 2));
@@ -530,6 +535,42 @@ mod tests {
         }
         assert_eq!(lock(&futures.shelf).channels[&channel].kept.len(), 100);
         futures.sweep(Instant::now() + KEEP_SENT * 2);
+        assert!(lock(&futures.shelf).channels.is_empty());
+    }
+
+    #[test]
+    fn to_others_a_request_does_not_exist() {
+        let futures = Futures::default();
+        let flag = Arc::new(AtomicBool::new(false));
+        futures.open("r", ANN, None, Some(flag.clone()));
+        futures.cancel("r", "bob");
+        assert!(!flag.load(Ordering::Relaxed));
+        assert!(matches!(futures.look("r", "bob"), Look::Unknown));
+        assert!(matches!(futures.look("r", ANN), Look::Pending { .. }));
+        futures.cancel("r", ANN);
+        assert!(flag.load(Ordering::Relaxed));
+    }
+
+    /// Before the first sample, for a session that never was, after its end: nothing stays.
+    #[tokio::test]
+    async fn a_poll_makes_no_channel() {
+        let futures = Futures::default();
+        let channel = ("s".to_owned(), 0);
+        let now = tokio::time::Instant::now();
+        assert_eq!(futures.completions(&channel, 7, now).await.1, 7);
+        assert!(lock(&futures.shelf).channels.is_empty());
+        futures.open("r", ANN, Some(channel.clone()), None);
+        let until = now + Duration::from_secs(600);
+        let (told, ()) = tokio::join!(futures.completions(&channel, 0, until), async {
+            futures.finish("r", done("{}"));
+        });
+        assert_eq!((told.0.len(), told.1), (1, 1));
+        // Its client polls, so where it has got to is not forgotten.
+        futures.acknowledge(&["r".into()], ANN);
+        futures.sweep(Instant::now());
+        assert_eq!(lock(&futures.shelf).channels.len(), 1);
+        futures.forget_channels("s");
+        assert_eq!(futures.completions(&channel, 1, now).await.1, 1);
         assert!(lock(&futures.shelf).channels.is_empty());
     }
 }

@@ -216,6 +216,26 @@ fn completions_are_told_to_the_client_they_belong_to_until_it_has_them() {
     assert_eq!(caller.post("retrieve_future", body).status, 410);
 }
 
+/// A poll makes nothing: what it asks about is there, or it is refused.
+#[test]
+fn polls_for_sampling_sessions_that_are_not_there_are_refused() {
+    let server = LocalServer::start().unwrap();
+    let caller = Caller::new(&server);
+    let sampler = base_sampler(&caller);
+    let poll = |sampler: &Value, client: u64| {
+        let body = json!({"target": {"type": "sampling_session", "sampling_session_id": sampler,
+            "cloned_sampler_id": client}, "prev_cursor": 0, "timeout": 0.0,
+            "retrieved_request_ids": []});
+        caller.post("retrieve_futures", body)
+    };
+    assert_eq!(poll(&json!("x".repeat(100_000)), 0).status, 404);
+    let nothing = json!({"completions": [], "cursor": 0});
+    assert_eq!(poll(&sampler, 7).json(), nothing);
+    let finish = format!("sessions/{}/finish", caller.session);
+    caller.ok(&finish, json!({"reason": {"type": "success"}}));
+    assert_eq!(poll(&sampler, 0).status, 404);
+}
+
 #[test]
 fn a_cancelled_sample_ends_and_a_flood_is_held_off() {
     let server = LocalServer::builder()
