@@ -85,8 +85,7 @@ pub(super) fn usage(call: &Call) -> Answer {
         return Err(Refusal::bad(detail));
     }
     let mut counts = call.state().ledger.counts(from, to);
-    let owner = |session: &str| call.state().sessions.owner(session);
-    counts.retain(|count| owner(&count.of.session).is_none_or(|owner| owner == *call.user));
+    counts.retain(|count| count.of.owner == *call.user);
     let mut sessions = BTreeMap::new();
     for count in &counts {
         let metadata = call.state().sessions.get(&count.of.session);

@@ -68,7 +68,8 @@ pub(super) fn new_sampler(
             return Err(Refusal::unprocessable(detail));
         }
     };
-    Ok(Sampler::new(id, session_id, name, path, adapter))
+    let of = (session_id, call.user.to_string());
+    Ok(Sampler::new(id, of, name, path, adapter))
 }
 
 pub(super) fn join(call: &Call) -> Answer {

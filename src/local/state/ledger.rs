@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::disk;
+use super::sessions::{LOCAL, local};
 use crate::error::{Context, Error, Result};
 use crate::sync::lock;
 use crate::types::{Timestamp, TinkerPath};
@@ -69,10 +70,17 @@ pub(in crate::local) struct Usage {
     /// The start of the hour, in seconds.
     pub(in crate::local) hour: i64,
     pub(in crate::local) session: String,
+    /// Whose it is; whoever used the server without a key is [`LOCAL`], which goes without saying.
+    #[serde(default = "local", skip_serializing_if = "is_local")]
+    pub(in crate::local) owner: String,
     /// Earlier versions did not write it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::local) base_model: Option<String>,
     pub(in crate::local) kind: Kind,
+}
+
+fn is_local(owner: &str) -> bool {
+    owner == LOCAL
 }
 
 /// Something that was done with a checkpoint.
@@ -228,7 +236,7 @@ impl Ledger {
     pub(in crate::local) fn count(
         &self,
         now: Timestamp,
-        session: &str,
+        (owner, session): (&str, &str),
         base_model: &str,
         kind: Kind,
         count: u64,
@@ -238,6 +246,7 @@ impl Ledger {
         let key = Usage {
             hour,
             session: session.to_owned(),
+            owner: owner.to_owned(),
             base_model: Some(base_model.to_owned()),
             kind,
         };
@@ -316,9 +325,9 @@ mod tests {
     fn counts_by_the_hour_and_survives_being_written_down() {
         let ledger = Ledger::default();
         let at = |second| Timestamp::from_second(second).unwrap();
-        ledger.count(at(3599), "s", "m", Kind::Training, 5);
-        ledger.count(at(3600), "s", "m", Kind::Training, 7);
-        ledger.count(at(7199), "s", "m", Kind::Training, 1);
+        ledger.count(at(3599), ("ann", "s"), "m", Kind::Training, 5);
+        ledger.count(at(3600), ("ann", "s"), "m", Kind::Training, 7);
+        ledger.count(at(7199), ("ann", "s"), "m", Kind::Training, 1);
         let counts = |ledger: &Ledger, from, to| -> Vec<u64> {
             let counts = ledger.counts(at(from), at(to));
             counts.iter().map(|count| count.count).collect()
@@ -328,20 +337,21 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_earlier_versions_name_no_model() {
+    fn lines_of_earlier_versions_name_neither_model_nor_owner() {
         let folder = tempfile::tempdir().unwrap();
         let line = r#"{"count": {"hour": 3600, "session": "s", "kind": "sample", "count": 4}}"#;
         std::fs::write(folder.path().join("000001.jsonl"), line).unwrap();
         let ledger = Ledger::open(folder.path());
         let at = |second| Timestamp::from_second(second).unwrap();
-        ledger.count(at(3600), "s", "m", Kind::Sample, 2);
+        ledger.count(at(3600), ("ann", "s"), "m", Kind::Sample, 2);
         ledger.write();
         let counts = Ledger::open(folder.path()).counts(at(0), at(7200));
         let seen: Vec<_> = counts
             .into_iter()
-            .map(|one| (one.of.base_model, one.count))
+            .map(|one| (one.of.owner, one.of.base_model, one.count))
             .collect();
-        assert_eq!(seen, [(None, 4), (Some("m".to_owned()), 2)]);
+        let (ann, model) = ("ann".to_owned(), Some("m".to_owned()));
+        assert_eq!(seen, [(ann, model, 2), (local(), None, 4)]);
     }
 
     #[test]
@@ -361,7 +371,7 @@ mod tests {
             assert_eq!(total(&ledger), 30 * (round - 1));
             assert_eq!(ledger.deeds().len() as u64, round - 1);
             for _ in 0..10 {
-                ledger.count(at(3600), "s", "m", Kind::Training, 3);
+                ledger.count(at(3600), ("ann", "s"), "m", Kind::Training, 3);
                 ledger.write();
             }
             ledger.note(at(3600), "saved", &path);

@@ -15,6 +15,8 @@ use crate::types::TinkerPath;
 pub(in crate::local) struct Sampler {
     pub(in crate::local) id: String,
     pub(in crate::local) session_id: String,
+    /// Whoever made it, and uses what it uses.
+    pub(in crate::local) owner: String,
     pub(in crate::local) base_model: String,
     pub(in crate::local) model_path: Option<TinkerPath>,
     /// The weights as they were when the session began; `None` samples from the base.
@@ -26,7 +28,7 @@ pub(in crate::local) struct Sampler {
 impl Sampler {
     pub(in crate::local) fn new(
         id: String,
-        session_id: String,
+        (session_id, owner): (String, String),
         base_model: String,
         model_path: Option<TinkerPath>,
         adapter: Option<Arc<Slot>>,
@@ -34,6 +36,7 @@ impl Sampler {
         Self {
             id,
             session_id,
+            owner,
             base_model,
             model_path,
             adapter,

@@ -93,8 +93,8 @@ pub(super) fn save(
         .add_checkpoint(checkpoint, &weights)?;
     workshop.adapters.forget(&path);
     let ledger = &workshop.state.ledger;
-    let (session, base_model) = (&model.session_id, &model.base_model);
-    ledger.count(now(), session, base_model, Kind::Checkpoint, 1);
+    let of = (&*workshop.owner_of(model), model.session_id.as_str());
+    ledger.count(now(), of, &model.base_model, Kind::Checkpoint, 1);
     ledger.note(now(), "checkpoint_saved", &path);
     let path = path.to_string();
     Ok(match kind {

@@ -127,7 +127,7 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
             let id = format!("{}:sample:{sampling_session_seq_id}", model.session_id);
             let sampler = Sampler::new(
                 id.clone(),
-                model.session_id.clone(),
+                (model.session_id.clone(), workshop.owner_of(model)),
                 model.base_model.clone(),
                 None,
                 Some(workshop.adapters.keep(trainer.base(), trainer.adapter())),
@@ -275,7 +275,8 @@ fn pass(
         convert::output(&data, output)
     };
     let (ledger, base_model) = (&workshop.state.ledger, &model.base_model);
-    ledger.count(now(), session_id, base_model, Kind::Training, tokens.sum());
+    let of = (&*workshop.owner_of(model), session_id.as_str());
+    ledger.count(now(), of, base_model, Kind::Training, tokens.sum());
     let mut bytes = Vec::new();
     encode_forward_backward_output(&output, &mut bytes)?;
     Ok(Outcome::Training(bytes.into()))

@@ -99,8 +99,8 @@ pub(in crate::local) fn count(
         (Kind::Prefill, request.prompt.len()),
         (Kind::Sample, sampled),
     ] {
-        let (session, model) = (&sampler.session_id, &sampler.base_model);
+        let of = (sampler.owner.as_str(), sampler.session_id.as_str());
         let ledger = &work.state.ledger;
-        ledger.count(state::now(), session, model, kind, tokens as u64);
+        ledger.count(state::now(), of, &sampler.base_model, kind, tokens as u64);
     }
 }

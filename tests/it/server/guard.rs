@@ -299,6 +299,27 @@ fn results_belong_to_whoever_asked_for_them() {
 }
 
 #[test]
+fn usage_is_shown_to_whoever_used_it() {
+    let users = Users::start();
+    let (ann, bob) = ("tml-a", "tml-b");
+    let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": 2});
+    assert_eq!(users.post(ann, "/v1/completions", body).status, 200);
+    let used = |key: &str| {
+        let hour = |offset: i64| {
+            let now = tinker::types::Timestamp::now().as_second();
+            let at = now - now.rem_euclid(3600) + offset * 3600;
+            tinker::types::Timestamp::from_second(at).unwrap()
+        };
+        let (from, to) = (hour(-1), hour(2));
+        let path = format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}");
+        let url = users.server.base_url();
+        let reply = request(&url, "GET", &path, &[("x-api-key", key)], b"").unwrap();
+        reply.json()["data"].as_array().unwrap().len()
+    };
+    assert_eq!((used(ann), used(bob)), (2, 0));
+}
+
+#[test]
 fn connections_can_be_encrypted() {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls");
     let (certificate, key) = (fixtures.join("server.pem"), fixtures.join("server.key"));
