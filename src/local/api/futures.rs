@@ -112,14 +112,17 @@ pub(super) async fn retrieve_many(call: Call) -> Answer {
     let wanted: RetrieveFuturesRequest<'_> = call.json()?;
     let futures = &call.state().futures;
     futures.acknowledge(&wanted.retrieved_request_ids, &call.user);
-    let sampler = call.sampler(&wanted.target.sampling_session_id)?;
+    call.own_sampler(&wanted.target.sampling_session_id)?;
     let options = &call.service.options;
     let asked = wanted
         .timeout
         .and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok());
     let hold = asked.map_or(options.long_poll, |asked| asked.min(options.long_poll));
     let until = tokio::time::Instant::now() + hold;
-    let channel = (sampler.id.clone(), wanted.target.cloned_sampler_id);
+    let channel = (
+        wanted.target.sampling_session_id.into_owned(),
+        wanted.target.cloned_sampler_id,
+    );
     let (completions, cursor) = tokio::select! {
         found = futures.completions(&channel, wanted.prev_cursor, until) => found,
         () = call.state().stopping() => (Vec::new(), wanted.prev_cursor),

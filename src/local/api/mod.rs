@@ -44,6 +44,9 @@ use table::{Endpoint, Handling};
 /// Bodies beyond this are decoded away from the thread that serves the connections.
 const INLINE_BYTES: usize = 16 << 10;
 
+/// What the ids of samplers have between their session's and their number.
+const SAMPLER: &str = ":sample:";
+
 /// What every handler answers.
 type Answer = Result<Reply, Refusal>;
 
@@ -135,11 +138,30 @@ impl Call {
 
     /// A sampling session of whoever asks.
     fn sampler(&self, id: &str) -> Result<Arc<Sampler>, Refusal> {
-        let sampler = self.state().samplers.get(id)?;
-        match self.own_session(&sampler.session_id) {
-            Ok(()) => Ok(sampler),
-            Err(_) => Err(Refusal::missing(format!("no such sampling session: {id}"))),
+        self.own_sampler(id)?;
+        let alive = self.state().samplers.get(id);
+        alive.or_else(|_| sampling::wake(self, id))
+    }
+
+    /// Refuses a sampling session that is not there, or somebody else's.
+    fn own_sampler(&self, id: &str) -> Result<(), Refusal> {
+        let session = self.state().samplers.session_of(id);
+        match session.is_some_and(|session| self.own_session(&session).is_ok()) {
+            true => Ok(()),
+            false => Err(Refusal::missing(format!("no such sampling session: {id}"))),
         }
+    }
+
+    /// Whether a checkpoint may have to be read from disk: one that is named, or that of a sampler
+    /// of an earlier process.
+    fn may_read_weights(&self) -> bool {
+        let body = &self.request.body;
+        let names_sampler = || {
+            let mut segments = self.segments.iter();
+            contains(body, SAMPLER.as_bytes()) || segments.any(|one| one.contains(SAMPLER))
+        };
+        contains(body, TinkerPath::PREFIX.as_bytes())
+            || self.state().samplers.any_rests() && names_sampler()
     }
 
     /// A training run of whoever asks.
@@ -205,8 +227,7 @@ async fn dispatch(endpoint: &'static Endpoint, call: Call) -> Reply {
         tokio::time::sleep(latency).await;
     }
     let body = &call.request.body;
-    // What names a checkpoint may have it read from disk.
-    let large = body.len() > INLINE_BYTES || contains(body, TinkerPath::PREFIX.as_bytes());
+    let large = body.len() > INLINE_BYTES || call.may_read_weights();
     let answer = match endpoint.handling {
         Handling::Waiting(handler) => handler(call).await,
         Handling::Quick(handler) | Handling::Future(handler) if !large => handler(&call),

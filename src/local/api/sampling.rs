@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::training::offer;
-use super::{Answer, Call};
+use super::{Answer, Call, SAMPLER};
 use crate::local::http::{Refusal, Reply};
-use crate::local::state::samplers::Sampler;
+use crate::local::state::samplers::{Resting, Sampler};
+use crate::local::state::sessions::Origin;
 use crate::local::work::samples;
 use crate::local::work::{convert, jobs};
 use crate::types::{CheckpointKind, SamplerInfo, TinkerPath};
@@ -21,9 +22,11 @@ const CLONE_STRIDE: u64 = 1_000_000_000;
 pub(super) fn create(call: &Call) -> Answer {
     let wanted: CreateSamplingSessionRequest<'_> = call.json()?;
     let number = wanted.sampling_session_seq_id;
-    let id = format!("{}:sample:{number}", wanted.session_id);
+    let id = format!("{}{SAMPLER}{number}", wanted.session_id);
     call.touch(&wanted.session_id)?;
     if call.sampler(&id).is_err() {
+        let path = wanted.model_path.as_deref().map(str::parse);
+        let file = path.and_then(|path| weights_file(call, &path.ok()?));
         let sampler = new_sampler(
             call,
             id.clone(),
@@ -31,12 +34,40 @@ pub(super) fn create(call: &Call) -> Answer {
             wanted.base_model.as_deref(),
             wanted.model_path.as_deref(),
         )?;
-        call.state().add_sampler(number, sampler);
+        let origin = Origin {
+            base_model: sampler.base_model.clone(),
+            model_path: sampler.model_path.clone(),
+            file,
+        };
+        call.state().add_sampler(number, sampler, Some(origin));
     }
     Ok(Reply::json(&CreateSamplingSessionReply {
         sampling_session_id: id,
         ..CreateSamplingSessionReply::default()
     }))
+}
+
+/// The file that a checkpoint's weights are in now.
+fn weights_file(call: &Call, path: &TinkerPath) -> Option<String> {
+    Some(call.state().catalogue.checkpoint(path)?.file)
+}
+
+/// Makes a sampler of an earlier process again, of the weights it had or not at all.
+pub(super) fn wake(call: &Call, id: &str) -> Result<Arc<Sampler>, Refusal> {
+    let samplers = &call.state().samplers;
+    let Some(Resting { session_id, origin }) = samplers.resting(id) else {
+        return Ok(samplers.get(id)?);
+    };
+    let path = origin.model_path.as_ref();
+    if path.and_then(|path| weights_file(call, path)) != origin.file {
+        let detail = format!("no such sampling session: {id}: its weights are gone");
+        return Err(Refusal::missing(detail));
+    }
+    let path = path.map(TinkerPath::to_string);
+    let base_model = Some(origin.base_model.as_str());
+    let sampler = new_sampler(call, id.to_owned(), session_id, base_model, path.as_deref())?;
+    samplers.add(sampler.again());
+    Ok(samplers.get(id)?)
 }
 
 /// A sampler of the base, or of a checkpoint.

@@ -46,6 +46,7 @@ pub(super) fn create(call: &Call) -> Answer {
         status: SessionStatus::Active,
         models: BTreeMap::new(),
         samplers: BTreeMap::new(),
+        origins: BTreeMap::new(),
     };
     let session_id = session.id.clone();
     call.state().catalogue.keep_session(&session)?;

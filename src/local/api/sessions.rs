@@ -40,10 +40,10 @@ pub(super) fn get(call: &Call) -> Answer {
 pub(super) fn assign_project(call: &Call) -> Answer {
     let wanted: AssignProjectRequest<'_> = call.json()?;
     call.own_session(call.segment(0))?;
-    let session = call.state().sessions.edit(call.segment(0), |session| {
+    call.state().sessions.edit(call.segment(0), |session| {
         session.project_id = Some(wanted.project_id.into_owned());
     })?;
-    call.state().catalogue.keep_session(&session)?;
+    call.state().keep_session(call.segment(0))?;
     Ok(Reply::empty())
 }
 

@@ -131,6 +131,8 @@ struct Log {
     kept: VecDeque<Completion>,
     /// Whether a client has ever asked; others fetch their results one by one.
     is_polled: bool,
+    /// Whether its client has a cursor of this log; before, one is of an earlier process's.
+    is_read: bool,
     changed: Arc<Notify>,
 }
 
@@ -430,6 +432,9 @@ impl Log {
 
     /// Everything from the cursor on. What lies before it the client has seen, so it goes.
     fn after(&mut self, cursor: u64) -> (Vec<Completion>, u64) {
+        if !std::mem::replace(&mut self.is_read, true) {
+            self.start = self.start.max(cursor);
+        }
         while self.start < cursor && self.kept.pop_front().is_some() {
             self.start += 1;
         }
@@ -520,6 +525,20 @@ mod tests {
         assert!(matches!(futures.look("a", ANN), Look::Done(_)));
         futures.acknowledge(&["a".into()], ANN);
         assert!(matches!(futures.look("a", ANN), Look::Unknown));
+    }
+
+    /// A client that polled an earlier process goes on with its cursor, and misses nothing.
+    #[test]
+    fn a_cursor_from_before_a_restart_skips_nothing() {
+        let futures = Futures::default();
+        let channel = ("s".to_owned(), 0);
+        for id in ["a", "b"] {
+            futures.open(id, ANN, Some(channel.clone()), None);
+            futures.finish(id, done("{}"));
+        }
+        let seen = |cursor| futures.log(&channel, |log| log.after(cursor)).unwrap();
+        assert_eq!((seen(57).0.len(), seen(57).1), (2, 59));
+        assert_eq!((seen(59).0.len(), seen(59).1), (0, 59));
     }
 
     /// A sampler whose client fetches results one by one has nobody who reads its completions.

@@ -23,7 +23,7 @@ pub(super) mod traces;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -40,7 +40,7 @@ use losses::Losses;
 use models::Models;
 use samplers::{Sampler, Samplers};
 use saved::Saved;
-use sessions::{Session, Sessions};
+use sessions::{Origin, Session, Sessions};
 use traces::{Span, Traces};
 
 /// Why the state cannot do what it was asked.
@@ -120,6 +120,8 @@ pub(super) struct State {
     /// Where results wait for that.
     runtime: Handle,
     stopped: watch::Sender<bool>,
+    /// Held while a session's record is written, so that what it said last is what stays.
+    keeping: Mutex<()>,
 }
 
 impl State {
@@ -131,11 +133,16 @@ impl State {
         runtime: Handle,
     ) -> Result<Self> {
         let (catalogue, sessions, ledger) = Catalogue::open(data)?;
+        let sessions = Sessions::new(session_timeout, sessions);
+        let samplers = Samplers::default();
+        for session in sessions.revive_samplers() {
+            samplers.rest(&session);
+        }
         Ok(Self {
-            sessions: Sessions::new(session_timeout, sessions),
+            sessions,
             futures: Arc::default(),
             models: Models::default(),
-            samplers: Samplers::default(),
+            samplers,
             losses: Losses::default(),
             saved: Saved::new(catalogue.root()),
             catalogue,
@@ -146,6 +153,7 @@ impl State {
             latencies,
             runtime,
             stopped: watch::channel(false).0,
+            keeping: Mutex::default(),
         })
     }
 
@@ -189,15 +197,26 @@ impl State {
         self.sessions.get(session_id).ok()?.project_id
     }
 
-    /// Makes a sampling session known.
-    pub(super) fn add_sampler(&self, number: u64, sampler: Sampler) {
+    /// Makes a sampling session known; one with an origin comes back after a restart.
+    pub(super) fn add_sampler(&self, number: u64, sampler: Sampler, origin: Option<Origin>) {
         let id = sampler.id.clone();
         let session_id = sampler.session_id.clone();
+        let is_kept = origin.is_some();
         self.samplers.add(sampler);
         // A session that ended meanwhile has no more use for it.
         let _ = self.sessions.edit(&session_id, |session| {
-            session.samplers.insert(number, id);
+            session.add_sampler(number, id, origin);
         });
+        if is_kept && let Err(error) = self.keep_session(&session_id) {
+            log::warn!("local server: {error}");
+        }
+    }
+
+    /// Writes a session down as it is now.
+    pub(super) fn keep_session(&self, id: &str) -> Result<(), StateError> {
+        let _keeping = lock(&self.keeping);
+        let session = self.sessions.get(id)?;
+        Ok(self.catalogue.keep_session(&session)?)
     }
 
     /// Lets go of what belonged to a session.
@@ -210,11 +229,12 @@ impl State {
         }
         self.samplers.remove_session(&session.id, &self.futures);
         self.losses.remove_session(&session.id);
-        let mut kept = self.catalogue.keep_session(session);
+        let mut kept = self.keep_session(&session.id);
         // A client that finished needs its models no more; what another left behind may be wanted.
         if let SessionStatus::ClientFinished { .. } = session.status {
             let mut models = session.models.values();
-            kept = kept.and(models.try_for_each(|id| self.saved.remove(id)));
+            let removed = models.try_for_each(|id| self.saved.remove(id));
+            kept = kept.and(removed.map_err(StateError::from));
         }
         if let Err(error) = kept {
             log::warn!("local server: {error}");

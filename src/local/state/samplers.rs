@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::StateError;
 use super::adapters::Slot;
 use super::futures::Futures;
+use super::sessions::{Origin, Session};
 use crate::sync::lock;
 use crate::types::TinkerPath;
 
@@ -44,16 +45,32 @@ impl Sampler {
         }
     }
 
+    /// The same for a sampler of an earlier process: others may have joined it then, and nobody
+    /// knows their numbers.
+    pub(in crate::local) fn again(mut self) -> Self {
+        *self.clients.get_mut() = fastrand::u64(1 << 20..1 << 30);
+        self
+    }
+
     /// The number of one more client.
     pub(in crate::local) fn join(&self) -> u64 {
         self.clients.fetch_add(1, Ordering::Relaxed)
     }
 }
 
+/// A sampling session of an earlier process, which is made again when it is asked for.
+#[derive(Debug, Clone)]
+pub(in crate::local) struct Resting {
+    pub(in crate::local) session_id: String,
+    pub(in crate::local) origin: Origin,
+}
+
 /// The sampling sessions alive now.
 #[derive(Debug, Default)]
 pub(in crate::local) struct Samplers {
     live: Mutex<HashMap<String, Arc<Sampler>>>,
+    /// Those of an earlier process that nobody has asked for yet.
+    resting: Mutex<HashMap<String, Resting>>,
     pending: AtomicUsize,
 }
 
@@ -66,11 +83,40 @@ impl Samplers {
     }
 
     pub(in crate::local) fn add(&self, sampler: Sampler) {
+        lock(&self.resting).remove(&sampler.id);
         lock(&self.live).insert(sampler.id.clone(), Arc::new(sampler));
+    }
+
+    /// Makes the samplers of an earlier process known.
+    pub(super) fn rest(&self, session: &Session) {
+        let known = session.origins.iter().filter_map(|(number, origin)| {
+            let resting = Resting {
+                session_id: session.id.clone(),
+                origin: origin.clone(),
+            };
+            Some((session.samplers.get(number)?.clone(), resting))
+        });
+        lock(&self.resting).extend(known);
+    }
+
+    pub(in crate::local) fn resting(&self, id: &str) -> Option<Resting> {
+        lock(&self.resting).get(id).cloned()
+    }
+
+    /// Whether any sampler may have to be made again.
+    pub(in crate::local) fn any_rests(&self) -> bool {
+        !lock(&self.resting).is_empty()
+    }
+
+    /// The session a sampler belongs to, alive or resting.
+    pub(in crate::local) fn session_of(&self, id: &str) -> Option<String> {
+        let live = self.get(id).map(|sampler| sampler.session_id.clone());
+        live.ok().or_else(|| Some(self.resting(id)?.session_id))
     }
 
     /// Ends a session's samplers; samples under way are finished.
     pub(in crate::local) fn remove_session(&self, session_id: &str, futures: &Futures) {
+        lock(&self.resting).retain(|_, resting| resting.session_id != session_id);
         lock(&self.live).retain(|id, sampler| {
             let over = sampler.session_id == session_id;
             if over {

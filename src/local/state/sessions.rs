@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::StateError;
 use crate::sync::lock;
-use crate::types::{SessionStatus, Timestamp};
+use crate::types::{SessionStatus, Timestamp, TinkerPath};
 
 /// Who owns what was made without a key.
 pub(in crate::local) const LOCAL: &str = "local";
@@ -40,6 +40,33 @@ pub(in crate::local) struct Session {
     /// Sampling sessions by theirs.
     #[serde(default)]
     pub(in crate::local) samplers: BTreeMap<u64, String>,
+    /// What those sample from that can be made again.
+    #[serde(default)]
+    pub(in crate::local) origins: BTreeMap<u64, Origin>,
+}
+
+impl Session {
+    /// How many samplers can be made again, the latest: every step of a run may make one.
+    const ORIGINS: usize = 1000;
+
+    pub(super) fn add_sampler(&mut self, number: u64, id: String, origin: Option<Origin>) {
+        self.samplers.insert(number, id);
+        self.origins.extend(origin.map(|origin| (number, origin)));
+        while self.origins.len() > Self::ORIGINS {
+            self.origins.pop_first();
+        }
+    }
+}
+
+/// What a sampler samples from, by name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::local) struct Origin {
+    pub(in crate::local) base_model: String,
+    #[serde(default)]
+    pub(in crate::local) model_path: Option<TinkerPath>,
+    /// The file of the path's weights, for a path may get others.
+    #[serde(default)]
+    pub(in crate::local) file: Option<String>,
 }
 
 /// What became of a session of an earlier process.
@@ -65,6 +92,13 @@ struct Live {
     last_seen: Instant,
     /// Whether an earlier process left it alive.
     interrupted: bool,
+}
+
+impl Live {
+    fn revive(&mut self) {
+        self.session.status = SessionStatus::Active;
+        self.last_seen = Instant::now();
+    }
 }
 
 impl Sessions {
@@ -124,13 +158,23 @@ impl Sessions {
     /// heartbeat. It has this model again.
     pub(in crate::local) fn revive(&self, id: &str, model: &str) {
         if let Some(live) = lock(&self.all).get_mut(id).filter(|live| live.interrupted) {
-            live.session.status = SessionStatus::Active;
-            live.last_seen = Instant::now();
+            live.revive();
             let number = model.rsplit(':').next().and_then(|text| text.parse().ok());
             if let Some(number) = number {
                 live.session.models.insert(number, model.to_owned());
             }
         }
+    }
+
+    /// Takes up the sessions that were interrupted and have samplers that can be made again.
+    pub(super) fn revive_samplers(&self) -> Vec<Session> {
+        let mut all = lock(&self.all);
+        let sample = |live: &&mut Live| live.interrupted && !live.session.origins.is_empty();
+        let revived = all.values_mut().filter(sample).map(|live| {
+            live.revive();
+            live.session.clone()
+        });
+        revived.collect()
     }
 
     /// Notes a sign of life.
@@ -263,6 +307,7 @@ mod tests {
             status: SessionStatus::Active,
             models: BTreeMap::new(),
             samplers: BTreeMap::new(),
+            origins: BTreeMap::new(),
         }
     }
 

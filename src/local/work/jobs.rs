@@ -132,7 +132,8 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
                 None,
                 Some(workshop.adapters.keep(trainer.base(), trainer.adapter())),
             );
-            workshop.state.add_sampler(sampling_session_seq_id, sampler);
+            let state = &workshop.state;
+            state.add_sampler(sampling_session_seq_id, sampler, None);
             let saved = SaveWeightsForSamplerResponse {
                 path: None,
                 sampling_session_id: Some(id.into()),

@@ -235,6 +235,64 @@ fn a_client_that_finishes_leaves_nothing_behind() {
     assert_eq!(saved_next(folder.path()), None, "nothing was to be kept");
 }
 
+/// Samplers of the base and of named weights come back with their session, a model or none.
+#[test]
+fn samplers_of_what_has_a_name_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || LocalServer::builder().data(folder.path()).start().unwrap();
+    let server = start();
+    let (trains, samples) = (Caller::new(&server), Caller::new(&server));
+    let model = trains.model(0);
+    let mut seq_id = 1;
+    model.train(&mut seq_id, TEXT);
+    let save = |seq_id: u64, how: Value| {
+        let mut body = json!({"model_id": model.id, "seq_id": seq_id});
+        let how = how.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(how);
+        trains.call("save_weights_for_sampler", body)
+    };
+    let path = save(seq_id, json!({"path": "named"}))["path"].clone();
+    let passing = save(seq_id + 1, json!({"sampling_session_seq_id": 9}));
+    let open = |caller: &Caller, number: u64, what: Value| {
+        let mut body = json!({"session_id": caller.session, "sampling_session_seq_id": number});
+        let what = what.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(what);
+        caller.ok("create_sampling_session", body)["sampling_session_id"].clone()
+    };
+    let base = json!({"base_model": trains.base_model()});
+    let samplers = [
+        open(&trains, 0, json!({"model_path": path})),
+        open(&samples, 0, base),
+        open(&samples, 1, json!({"model_path": path})),
+    ];
+    let draw = |url: &str, sampler: &Value, seq_id: u64| {
+        let body = json!({"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [104, 105]}]},
+            "sampling_params": {"max_tokens": 3, "temperature": 0.0}});
+        let caller = again(&trains, url);
+        let reply = caller.post("asample", body);
+        match reply.status {
+            200 => caller.wait(&reply.json())["sequences"].clone(),
+            status => json!(status),
+        }
+    };
+    let url = server.base_url();
+    let drawn: Vec<Value> = samplers.iter().map(|one| draw(&url, one, 0)).collect();
+    assert_ne!(drawn[0], drawn[1]);
+    drop(server);
+
+    let server = start();
+    let url = server.base_url();
+    let seen: Vec<Value> = samplers.iter().map(|one| draw(&url, one, 1)).collect();
+    assert_eq!(seen, drawn);
+    let passing = &passing["sampling_session_id"];
+    assert_eq!(draw(&url, passing, 0), json!(404), "it had no name");
+    for caller in [&trains, &samples] {
+        let caller = again(caller, &url);
+        caller.ok("session_heartbeat", json!({"session_id": caller.session}));
+    }
+}
+
 /// Killed at any moment, with a save every second: what was saved is there, as a model that goes
 /// on or as a checkpoint, and says what it said. `TINKER_TEST_LONG=1` kills 50 times.
 #[test]
