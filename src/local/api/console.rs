@@ -6,10 +6,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::mpsc;
 
 use super::sampling::new_sampler;
 use super::table::{Access, Endpoint, Handling, own};
@@ -18,7 +16,7 @@ use super::{Answer, Call, checkpoints, records};
 use crate::error::Error;
 use crate::local::console::{self, Event};
 use crate::local::engine;
-use crate::local::http::{Refusal, Reply};
+use crate::local::http::{self, Pieces, Refusal, Reply};
 use crate::local::state::ledger::Kind;
 use crate::local::state::samplers::Sampler;
 use crate::local::state::{memory, now};
@@ -230,7 +228,7 @@ async fn chat(call: Call) -> Answer {
     let (sampler, request, reader) = prepared
         .await
         .unwrap_or_else(|_| Err(Refusal::internal("the handler failed")))?;
-    let (sender, chunks) = mpsc::unbounded_channel();
+    let (sender, chunks) = http::stream();
     let prompt_tokens = request.prompt.len();
     let start = Event::of("start", &json!({"prompt_tokens": prompt_tokens}));
     // The page may have been closed already; the first piece will tell.
@@ -301,7 +299,7 @@ fn prepare(call: &Call) -> Result<(Sampler, engine::SampleRequest, Reader), Refu
 
 /// Sends what it hears. A stream that ends without `done` has failed.
 struct Listener {
-    sender: Mutex<Option<mpsc::UnboundedSender<Bytes>>>,
+    sender: Mutex<Option<Pieces>>,
     reader: Reader,
     stops: Vec<String>,
     /// What each answer says so far.
@@ -313,7 +311,7 @@ impl Listener {
         let sender = lock(&self.sender);
         sender
             .as_ref()
-            .is_some_and(|sender| sender.send(event.into_bytes()).is_ok())
+            .is_some_and(|sender| sender.send(event.into_bytes()))
     }
 }
 

@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::mpsc;
 
 use super::table;
 use crate::error::{Error, Result};
@@ -87,9 +86,8 @@ impl App for Echo {
         match request.method.as_str() {
             "DELETE" => Err(Dropped),
             "PUT" => {
-                let (sender, chunks) = mpsc::unbounded_channel();
-                // The receiver is here.
-                let _ = sender.send(request.body);
+                let (sender, chunks) = http::stream();
+                sender.send(request.body);
                 Ok(Reply::stream(http::JSON, chunks))
             }
             _ => {

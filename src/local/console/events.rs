@@ -4,9 +4,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::mpsc;
 
-use crate::local::http::Reply;
+use crate::local::http::{self, Reply};
 
 /// How often things are looked at.
 const EVERY: Duration = Duration::from_millis(500);
@@ -34,23 +33,26 @@ pub(in crate::local) fn stream(
     mut look: impl FnMut() -> Vec<Event> + Send + 'static,
     stopping: impl Future<Output = ()> + Send + 'static,
 ) -> Reply {
-    let (sender, chunks) = mpsc::unbounded_channel();
+    let (sender, chunks) = http::stream();
     tokio::spawn(async move {
         tokio::pin!(stopping);
         let mut open = vec![Event::of("open", &())];
         loop {
-            // Files are read: not on the thread of the connections.
-            let looked = tokio::task::spawn_blocking(move || {
-                let events = look();
-                (look, events)
-            });
-            let Ok((again, events)) = looked.await else {
-                return;
-            };
-            look = again;
-            for event in open.drain(..).chain(events) {
-                if sender.send(event.into_bytes()).is_err() {
+            // A page that does not read is told later what changed meanwhile, once.
+            if !sender.is_behind() {
+                // Files are read: not on the thread of the connections.
+                let looked = tokio::task::spawn_blocking(move || {
+                    let events = look();
+                    (look, events)
+                });
+                let Ok((again, events)) = looked.await else {
                     return;
+                };
+                look = again;
+                for event in open.drain(..).chain(events) {
+                    if !sender.send(event.into_bytes()) {
+                        return;
+                    }
                 }
             }
             tokio::select! {

@@ -8,6 +8,7 @@ mod query;
 mod record;
 mod reply;
 mod seats;
+mod stream;
 mod tls;
 
 use std::future::Future;
@@ -28,6 +29,7 @@ pub(super) use query::{percent_decode, query};
 pub use record::RecordedRequest;
 pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};
+pub(super) use stream::{Pieces, stream};
 pub(super) use tls::Identity;
 
 use descriptors::Share;

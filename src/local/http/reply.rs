@@ -8,7 +8,8 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
-use tokio::sync::mpsc;
+
+use super::stream::Chunks;
 
 pub(in crate::local) const JSON: &str = "application/json";
 pub(in crate::local) use crate::wire::reply::PROTOBUF;
@@ -48,10 +49,7 @@ impl Reply {
     }
 
     /// A body that is produced while it is sent.
-    pub(in crate::local) fn stream(
-        content_type: &'static str,
-        chunks: mpsc::UnboundedReceiver<Bytes>,
-    ) -> Self {
+    pub(in crate::local) fn stream(content_type: &'static str, chunks: Chunks) -> Self {
         Self {
             body: ReplyBody::Stream(chunks),
             ..Self::new(content_type, Bytes::new())
@@ -170,7 +168,7 @@ impl From<Refusal> for Reply {
 #[derive(Debug)]
 pub(in crate::local) enum ReplyBody {
     Full(Option<Bytes>),
-    Stream(mpsc::UnboundedReceiver<Bytes>),
+    Stream(Chunks),
     /// Sends what it has, then breaks the connection.
     Cut(Cut),
 }
@@ -207,8 +205,8 @@ impl Body for ReplyBody {
         match &mut *self {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Stream(chunks) => chunks
-                .poll_recv(cx)
-                .map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
+                .poll(cx)
+                .map(|chunk| chunk.map(|chunk| chunk.map(Frame::data))),
             Self::Cut(stage) => match std::mem::replace(stage, Cut::Break) {
                 Cut::Send(bytes) => {
                     *stage = Cut::Flush;

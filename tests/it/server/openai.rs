@@ -433,3 +433,76 @@ fn openai_s_and_anthropic_s_packages_are_served() {
     let caller = Caller::new(&server);
     check_with_python(&server.base_url(), caller.base_model().as_str().unwrap());
 }
+
+/// Asks for a long stream of log-probabilities and never reads it.
+fn ask_and_ignore(url: &str) -> std::net::TcpStream {
+    use std::io::Write;
+    let host = url.strip_prefix("http://").unwrap();
+    let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": 1500, "n": 64,
+        "logprobs": 20, "stream": true, "logit_bias": {"257": -100}})
+    .to_string();
+    let mut stream = std::net::TcpStream::connect(host).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream
+}
+
+/// A stream that nobody reads is given up: it neither grows nor keeps the engine.
+#[test]
+fn a_stream_that_is_not_read_ends() {
+    let process = super::process::Process::start(["--log", "error"]);
+    let pending = || {
+        let reply = http::request(&process.url, "GET", "/metrics", &[], b"").unwrap();
+        let text = String::from_utf8(reply.body).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("tinker_pending_samples "));
+        line.unwrap().parse::<f64>().unwrap()
+    };
+    let mut unread = ask_and_ignore(&process.url);
+    while pending() == 0.0 {}
+    let (start, mut most) = (process.memory(), 0.0_f64);
+    while pending() > 0.0 {
+        most = most.max(process.memory().unwrap_or(0.0));
+    }
+    if let Some(start) = start {
+        let grown = (most - start) / 1024.0;
+        println!("{grown:.0} MiB while nobody read");
+        // All of it would be some 200 MiB, beside what the batch takes.
+        assert!(grown < 120.0, "{grown} MiB");
+    }
+    let mut read = Vec::new();
+    // Closed or reset: either way it broke off.
+    let _ = std::io::Read::read_to_end(&mut unread, &mut read);
+    assert!(read.starts_with(b"HTTP/1.1 200"));
+    assert!(!read.ends_with(b"\r\n0\r\n\r\n"), "{} bytes", read.len());
+    process.kill();
+}
+
+/// Log-probabilities take memory as they come, and end where there is none left.
+#[test]
+fn log_probabilities_count_as_memory() {
+    let server = LocalServer::builder().max_memory(2 << 20).start().unwrap();
+    let caller = Caller::new(&server);
+    let ask = |tokens: u64, choices: u64| {
+        let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": tokens,
+            "n": choices, "logprobs": 5, "logit_bias": {"257": -100}});
+        post(&caller, "completions", body)
+    };
+    let answer = ask(20, 2).json();
+    let choice = &answer["choices"][1];
+    assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 20);
+    assert_eq!(
+        choice["logprobs"]["top_logprobs"][0]
+            .as_object()
+            .unwrap()
+            .len(),
+        5
+    );
+    assert_eq!(ask(1000, 8).status, 429);
+    assert_eq!(ask(20, 2).status, 200, "the room is free again");
+}

@@ -8,6 +8,7 @@ use crate::local::api::sampling::new_sampler;
 use crate::local::api::{Answer, Call};
 use crate::local::engine::{SampleRequest, Usual};
 use crate::local::http::Refusal;
+use crate::local::state::memory::Promise;
 use crate::local::state::samplers::Sampler;
 use crate::local::work::Workshop;
 use crate::local::work::generate::{Hearer, generate};
@@ -102,6 +103,12 @@ impl Voice for Local {
 
     fn check(&self, request: &SampleRequest) -> Result<(), Fault> {
         Ok(request.check(&self.work.offer_of(&self.sampler).config)?)
+    }
+
+    fn promise(&self, bytes: usize) -> Result<Option<Promise>, Fault> {
+        let promise = self.work.memory.promise("max_tokens", bytes);
+        let full = |_| Refusal::busy("there is no memory left for so many log-probabilities");
+        Ok(Some(promise.map_err(full)?))
     }
 
     fn sample(

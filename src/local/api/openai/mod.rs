@@ -20,10 +20,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::local::engine::{SampleRequest, Stop};
-use crate::local::http::{Refusal, Reply};
+use crate::local::http::{self, JSON, Refusal, Reply};
 use crate::local::state::now;
 use request::{Fields, Input, Prompt, Wanted};
 use shape::Shape;
@@ -98,7 +98,7 @@ async fn answer<B: Backend>(backend: Arc<B>, body: Bytes, style: Style) -> Resul
         stream,
     } = plan;
     if stream {
-        let (sender, chunks) = mpsc::unbounded_channel();
+        let (sender, chunks) = http::stream();
         let talk = Talk::new(voice.clone(), shape, stops, asked, Sink::Events(sender));
         voice.sample(requests, Arc::new(talk))?;
         return Ok(Reply::stream("text/event-stream", chunks));
@@ -107,8 +107,8 @@ async fn answer<B: Backend>(backend: Arc<B>, body: Bytes, style: Style) -> Resul
     let sink = Sink::Whole(Mutex::new(Some(sender)));
     let talk = Talk::new(voice.clone(), shape, stops, asked, sink);
     voice.sample(requests, Arc::new(talk))?;
-    let answer = result.await.map_err(|_| engine_failed())?;
-    Ok(Reply::json(&answer))
+    let answer = result.await.unwrap_or_else(|_| Err(engine_failed()))?;
+    Ok(Reply::new(JSON, answer))
 }
 
 async fn blocking<T: Send + 'static>(

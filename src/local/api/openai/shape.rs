@@ -1,5 +1,7 @@
 //! How OpenAI's answers look, whole and in pieces.
 
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::Style;
@@ -61,42 +63,69 @@ impl Usage {
 }
 
 impl Shape {
-    fn envelope(&self, chunk: bool, choices: Vec<Value>) -> Value {
-        let object = match (self.style, chunk) {
+    /// What a piece is wrapped in.
+    fn envelope(&self, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": self.object(true), "created": self.created,
+            "model": self.model, "choices": choices})
+    }
+
+    fn object(&self, chunk: bool) -> &'static str {
+        match (self.style, chunk) {
             (Style::Completion, _) => "text_completion",
             (_, false) => "chat.completion",
             (_, true) => "chat.completion.chunk",
-        };
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.model,
-            "choices": choices})
-    }
-
-    /// The whole answer.
-    pub(super) fn whole(&self, vocabulary: &Vocabulary, choices: &[Choice], usage: Usage) -> Value {
-        let choices = choices.iter().map(|choice| self.choice(vocabulary, choice));
-        let mut answer = self.envelope(false, choices.collect());
-        answer["usage"] = usage.openai();
-        answer
-    }
-
-    fn choice(&self, vocabulary: &Vocabulary, choice: &Choice) -> Value {
-        let scores = self.scores(vocabulary, &choice.scores, 0);
-        let mut value = json!({"index": choice.index, "finish_reason": finish(choice),
-            "logprobs": scores});
-        match self.style {
-            Style::Completion => value["text"] = json!(choice.text),
-            _ => value["message"] = message(&choice.said),
         }
-        value
+    }
+
+    /// The whole answer, encoded: as a tree its scores would take many times as much.
+    pub(super) fn whole(
+        &self,
+        vocabulary: &Vocabulary,
+        choices: &[Choice],
+        usage: Usage,
+    ) -> serde_json::Result<Vec<u8>> {
+        let one = |choice| self.choice(vocabulary, choice);
+        serde_json::to_vec(&Whole {
+            id: &self.id,
+            object: self.object(false),
+            created: self.created,
+            model: &self.model,
+            choices: Each(|| choices.iter().map(one)),
+            usage: usage.openai(),
+        })
+    }
+
+    fn choice<'a>(&self, vocabulary: &'a Vocabulary, choice: &'a Choice) -> WholeChoice<'a> {
+        let is_text = self.style == Style::Completion;
+        WholeChoice {
+            index: choice.index,
+            finish_reason: finish(choice),
+            logprobs: self.scored(vocabulary, &choice.scores, 0),
+            text: is_text.then_some(&choice.text),
+            message: (!is_text).then(|| message(&choice.said)),
+        }
     }
 
     /// Log-probabilities, if they were asked for; `offset` letters came before.
     pub(super) fn scores(&self, vocabulary: &Vocabulary, scores: &[Score], offset: usize) -> Value {
-        match (self.logprobs, self.style) {
-            (None, _) => Value::Null,
-            (Some(top), Style::Completion) => listed(vocabulary, scores, top, offset),
-            (Some(top), _) => detailed(vocabulary, scores, top),
-        }
+        let scored = self.scored(vocabulary, scores, offset);
+        // Plain values, which can be encoded.
+        serde_json::to_value(scored).unwrap_or_default()
+    }
+
+    fn scored<'a>(
+        &self,
+        vocabulary: &'a Vocabulary,
+        scores: &'a [Score],
+        offset: usize,
+    ) -> Option<Scores<'a>> {
+        Some(Scores {
+            vocabulary,
+            scores,
+            offset,
+            top: self.logprobs?,
+            style: self.style,
+        })
     }
 
     /// The first piece of a choice: who speaks, and nothing else.
@@ -141,7 +170,7 @@ impl Shape {
 
     /// The piece that says how many tokens it was.
     pub(super) fn usage(&self, usage: Usage) -> Option<Value> {
-        let mut last = self.envelope(true, vec![]);
+        let mut last = self.envelope(vec![]);
         last["usage"] = usage.openai();
         self.include_usage.then_some(last)
     }
@@ -153,7 +182,7 @@ impl Shape {
         };
         let mut choice = json!({"index": index, "finish_reason": reason, "logprobs": scores});
         choice[field] = new;
-        self.envelope(true, vec![choice])
+        self.envelope(vec![choice])
     }
 }
 
@@ -179,62 +208,112 @@ fn message(said: &Said) -> Value {
     message
 }
 
-fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() {
+fn finite(logprob: f32) -> f64 {
+    f64::from(if logprob.is_finite() {
         logprob
     } else {
         IMPOSSIBLE
+    })
+}
+
+/// A whole answer, as it is written.
+#[derive(Serialize)]
+struct Whole<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: i64,
+    model: &'a str,
+    choices: C,
+    usage: Value,
+}
+
+#[derive(Serialize)]
+struct WholeChoice<'a> {
+    index: usize,
+    finish_reason: &'a str,
+    logprobs: Option<Scores<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Value>,
+}
+
+/// A list whose items are made as they are written.
+struct Each<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for Each<F> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq((self.0)())
     }
 }
 
-/// As completions have them: lists side by side.
-fn listed(vocabulary: &Vocabulary, scores: &[Score], top: usize, offset: usize) -> Value {
-    let spelt: Vec<String> = scores
-        .iter()
-        .map(|score| spell(vocabulary, score.token).0)
-        .collect();
-    let mut at = offset;
-    let offsets: Vec<usize> = spelt
-        .iter()
-        .map(|text| {
-            let here = at;
-            at += text.chars().count();
-            here
-        })
-        .collect();
-    let logprobs: Vec<Option<f32>> = scores.iter().map(|one| one.logprob.map(finite)).collect();
-    let alternatives = scores.iter().map(|score| {
-        let own = score.logprob?;
-        let mut found = Map::new();
-        // Tokens may share a text: the likeliest stands for them.
-        for (token, logprob) in score.top.iter().take(top) {
-            let text = spell(vocabulary, *token).0;
-            found.entry(text).or_insert_with(|| json!(finite(*logprob)));
-        }
-        let text = spell(vocabulary, score.token).0;
-        found.entry(text).or_insert_with(|| json!(finite(own)));
-        Some(Value::Object(found))
-    });
-    let alternatives: Option<Vec<Option<Value>>> = (top > 0).then(|| alternatives.collect());
-    json!({"tokens": spelt, "token_logprobs": logprobs, "top_logprobs": alternatives,
-        "text_offset": offsets})
+/// Tokens and what is known of them, as they are written.
+struct Scores<'a> {
+    vocabulary: &'a Vocabulary,
+    scores: &'a [Score],
+    /// How many alternatives.
+    top: usize,
+    /// How many letters came before.
+    offset: usize,
+    style: Style,
 }
 
-/// As chats have them: an object for each token.
-fn detailed(vocabulary: &Vocabulary, scores: &[Score], top: usize) -> Value {
-    let one = |token: u32, logprob: f32| {
-        let (text, bytes) = spell(vocabulary, token);
-        json!({"token": text, "logprob": finite(logprob), "bytes": bytes})
-    };
-    let content = scores.iter().map(|score| {
+impl Serialize for Scores<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let scores = || self.scores.iter();
+        let mut map = to.serialize_map(None)?;
+        match self.style {
+            // Lists side by side.
+            Style::Completion => {
+                let spelt = || scores().map(|score| spell(self.vocabulary, score.token).0);
+                let offsets = || {
+                    spelt().scan(self.offset, |at, text| {
+                        Some(std::mem::replace(at, *at + text.chars().count()))
+                    })
+                };
+                let own = |score: &Score| score.logprob.map(finite);
+                let others =
+                    (self.top > 0).then_some(Each(|| scores().map(|one| self.others(one))));
+                map.serialize_entry("tokens", &Each(spelt))?;
+                map.serialize_entry("token_logprobs", &Each(|| scores().map(own)))?;
+                map.serialize_entry("top_logprobs", &others)?;
+                map.serialize_entry("text_offset", &Each(offsets))?;
+            }
+            // An object for each token.
+            _ => {
+                let detailed = || scores().map(|score| self.detailed(score));
+                map.serialize_entry("content", &Each(detailed))?;
+                map.serialize_entry("refusal", &())?;
+            }
+        }
+        map.end()
+    }
+}
+
+impl Scores<'_> {
+    fn others(&self, score: &Score) -> Option<Value> {
+        let own = (score.token, score.logprob?);
+        let mut found = Map::new();
+        // Tokens may share a text: the likeliest stands for them.
+        for (token, logprob) in score.top.iter().take(self.top).chain([&own]) {
+            let text = spell(self.vocabulary, *token).0;
+            found.entry(text).or_insert_with(|| json!(finite(*logprob)));
+        }
+        Some(Value::Object(found))
+    }
+
+    fn detailed(&self, score: &Score) -> Value {
+        let one = |token: u32, logprob: f32| {
+            let (text, bytes) = spell(self.vocabulary, token);
+            json!({"token": text, "logprob": finite(logprob), "bytes": bytes})
+        };
         let mut value = one(score.token, score.logprob.unwrap_or_default());
-        let alternatives = score.top.iter().take(top);
+        let alternatives = score.top.iter().take(self.top);
         value["top_logprobs"] = alternatives
             .map(|(token, logprob)| one(*token, *logprob))
             .collect();
         value
-    });
-    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+    }
 }
 
 /// A token's text, and its bytes, which may be half a letter.

@@ -4,14 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::Style;
 use super::anthropic::Blocks;
+use super::errors::Fault;
 use super::shape::{Choice, Score, Shape, Usage};
 use super::speech::{self, Reading, Said, Speech};
 use super::voice::Voice;
 use crate::local::engine::{SampleOutput, SampledSequence, StopReason};
+use crate::local::http::Pieces;
+use crate::local::state::memory::Promise;
 use crate::local::work::generate::Hearer;
 use crate::local::work::text::{Reader, Text};
 use crate::sync::lock;
@@ -29,8 +32,8 @@ pub(super) struct Asked {
 /// Where the answer goes.
 pub(super) enum Sink {
     /// Server-sent events as they come.
-    Events(mpsc::UnboundedSender<Bytes>),
-    Whole(Mutex<Option<oneshot::Sender<Value>>>),
+    Events(Pieces),
+    Whole(Mutex<Option<oneshot::Sender<Result<Bytes, Fault>>>>),
 }
 
 /// A request and its samples.
@@ -42,7 +45,23 @@ pub(super) struct Talk<V: Voice> {
     samples: Vec<Mutex<Sample>>,
     /// `None` where a prompt is not done.
     choices: Mutex<Vec<Option<Vec<Choice>>>>,
+    room: Mutex<Room>,
     sink: Sink,
+}
+
+/// The memory that scores take, as they come.
+#[derive(Default)]
+struct Room {
+    /// How many more there is room for.
+    left: usize,
+    held: Vec<Promise>,
+}
+
+impl Room {
+    /// How many scores room is taken for at a time.
+    const BLOCK: usize = 4096;
+    /// What each takes: as a number, and spelt out in the answer.
+    const BYTES: usize = 128;
 }
 
 /// A sample as it grows.
@@ -80,12 +99,37 @@ impl<V: Voice> Talk<V> {
         Self {
             samples: samples.collect(),
             choices: Mutex::new(asked.iter().map(|_| None).collect()),
+            room: Mutex::default(),
             voice,
             shape,
             stops,
             asked,
             sink,
         }
+    }
+
+    /// Takes room for the scores of one more token; false, and the end, if there is none.
+    fn has_room(&self, score: &Score) -> bool {
+        if self.shape.logprobs.is_none() {
+            return true;
+        }
+        let (mut room, scores) = (lock(&self.room), 1 + score.top.len());
+        while room.left < scores {
+            match self.voice.promise(Room::BLOCK * Room::BYTES) {
+                Ok(promise) => room.held.extend(promise),
+                Err(fault) => {
+                    if let Sink::Whole(sender) = &self.sink
+                        && let Some(sender) = lock(sender).take()
+                    {
+                        let _ = sender.send(Err(fault));
+                    }
+                    return false;
+                }
+            }
+            room.left += Room::BLOCK;
+        }
+        room.left -= scores;
+        true
     }
 
     fn reader(&self) -> Reader<'_> {
@@ -111,7 +155,7 @@ impl<V: Voice> Talk<V> {
             Style::Messages => format!("event: {event}\ndata: {data}\n\n"),
             _ => format!("data: {data}\n\n"),
         };
-        sender.send(text.into()).is_ok()
+        sender.send(text)
     }
 
     fn send_all(&self, events: Vec<(&'static str, Value)>) -> bool {
@@ -251,14 +295,18 @@ impl<V: Voice> Talk<V> {
                     self.send("", &last);
                 }
                 // The client may have left.
-                let _ = sender.send("data: [DONE]\n\n".into());
+                sender.send("data: [DONE]\n\n");
             }
             Sink::Events(_) => {}
             Sink::Whole(sender) => {
                 let answer = match self.shape.style {
-                    Style::Messages => super::anthropic::whole(&self.shape, &choices[0], usage),
+                    Style::Messages => {
+                        let answer = super::anthropic::whole(&self.shape, &choices[0], usage);
+                        serde_json::to_vec(&answer)
+                    }
                     _ => self.shape.whole(self.voice.vocabulary(), choices, usage),
                 };
+                let answer = answer.map(Bytes::from).map_err(|_| super::engine_failed());
                 if let Some(sender) = lock(sender).take() {
                     let _ = sender.send(answer);
                 }
@@ -305,7 +353,8 @@ impl<V: Voice> Hearer for Talk<V> {
             (Style::Completion, _) | (_, true) => Said::default(),
             _ => sample.speech.push(&text),
         };
-        self.tell(index, sample, &text, &said, Some(score(so_far, at)))
+        let score = score(so_far, at);
+        self.has_room(&score) && self.tell(index, sample, &text, &said, Some(score))
     }
 
     fn done(&self, prompt: usize, output: SampleOutput) {

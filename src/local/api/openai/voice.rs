@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::errors::Fault;
 use crate::local::engine::{SampleRequest, Usual};
+use crate::local::state::memory::Promise;
 use crate::local::work::generate::Hearer;
 use crate::local::work::vocabulary::Vocabulary;
 
@@ -45,6 +46,11 @@ pub(in crate::local) trait Voice: Send + Sync + 'static {
 
     /// Refuses what cannot be sampled, before anything is made of its numbers.
     fn check(&self, request: &SampleRequest) -> Result<(), Fault>;
+
+    /// Takes so much of the server's memory for an answer; nothing where there is no limit.
+    fn promise(&self, _bytes: usize) -> Result<Option<Promise>, Fault> {
+        Ok(None)
+    }
 
     /// Samples; the requests were checked. Refused if there are too many already.
     fn sample(
