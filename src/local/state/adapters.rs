@@ -34,6 +34,8 @@ pub(in crate::local) struct Adapters {
 struct Remembered {
     slots: HashMap<TinkerPath, Arc<Slot>>,
     order: VecDeque<TinkerPath>,
+    /// How often a checkpoint has changed: what was read before one is not remembered after it.
+    changes: u64,
 }
 
 /// One adapter, wherever it is.
@@ -100,15 +102,23 @@ impl Adapters {
         path: &TinkerPath,
         load: impl FnOnce() -> Result<Trainer>,
     ) -> Result<Arc<Slot>> {
-        if let Some(slot) = lock(&self.paths).slots.get(path) {
-            return Ok(slot.clone());
-        }
+        let changes = {
+            let paths = lock(&self.paths);
+            if let Some(slot) = paths.slots.get(path) {
+                return Ok(slot.clone());
+            }
+            paths.changes
+        };
         // Two may load the same at once: one too many, but nobody waits for a disk with a lock.
         let trainer = load()?;
         let slot = self.keep(trainer.base(), trainer.adapter());
         let mut paths = lock(&self.paths);
-        paths.slots.insert(path.clone(), slot.clone());
-        paths.order.push_back(path.clone());
+        if paths.changes != changes {
+            return Ok(slot);
+        }
+        if paths.slots.insert(path.clone(), slot.clone()).is_none() {
+            paths.order.push_back(path.clone());
+        }
         if paths.order.len() > REMEMBERED
             && let Some(oldest) = paths.order.pop_front()
         {
@@ -120,6 +130,7 @@ impl Adapters {
     /// Forgets what was read from a checkpoint that has changed.
     pub(in crate::local) fn forget(&self, path: &TinkerPath) {
         let mut paths = lock(&self.paths);
+        paths.changes += 1;
         paths.slots.remove(path);
         paths.order.retain(|other| other != path);
     }
@@ -128,7 +139,7 @@ impl Adapters {
     pub(in crate::local) fn forget_unused(&self) {
         let mut paths = lock(&self.paths);
         paths.slots.retain(|_, slot| Arc::strong_count(slot) > 1);
-        let Remembered { slots, order } = &mut *paths;
+        let Remembered { slots, order, .. } = &mut *paths;
         order.retain(|path| slots.contains_key(path));
     }
 
@@ -299,5 +310,32 @@ mod tests {
         drop((used, slots));
         let files = disk::files(parent.path(), ".safetensors");
         assert_eq!(files, Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn what_was_read_before_a_change_is_not_remembered_after_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let base = Base::builtin(1).unwrap();
+        let adapters = Adapters::new(1 << 30, parent.path().to_owned());
+        let path: TinkerPath = "tinker://run/sampler_weights/a".parse().unwrap();
+        let trainer = |seed| {
+            let spec = LoraSpec {
+                rank: 2,
+                seed,
+                attn: true,
+                mlp: true,
+                unembed: false,
+            };
+            Trainer::new(&base, spec)
+        };
+        let old = adapters.of_checkpoint(&path, || {
+            // Saved again while the old weights are read.
+            adapters.forget(&path);
+            trainer(1)
+        });
+        let new = adapters.of_checkpoint(&path, || trainer(2)).unwrap();
+        assert!(!Arc::ptr_eq(&old.unwrap(), &new));
+        let again = adapters.of_checkpoint(&path, || panic!("it is remembered"));
+        assert!(Arc::ptr_eq(&again.unwrap(), &new));
     }
 }
