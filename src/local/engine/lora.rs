@@ -90,6 +90,12 @@ impl LoraSpec {
         Ok(())
     }
 
+    /// Whether adapters of both have the same matrices; what they began with does not matter.
+    pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
+        let seed = other.seed;
+        Self { seed, ..*self } == *other
+    }
+
     /// How many parameters the adapter has.
     pub(crate) fn params(&self, config: &Config) -> usize {
         let targets = self.targets(config).into_iter();
@@ -331,5 +337,31 @@ impl Merged {
     /// The merged head, if the adapter corrects it.
     pub(crate) fn head(&self) -> Option<&Matrix> {
         self.head.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many numbers do not make the same matrices.
+    #[test]
+    fn shapes_are_told_apart_and_seeds_are_not() {
+        let spec = LoraSpec {
+            rank: 4,
+            seed: 1,
+            attn: true,
+            mlp: false,
+            unembed: false,
+        };
+        let other = |change: fn(&mut LoraSpec)| {
+            let mut other = spec.clone();
+            change(&mut other);
+            spec.has_shape_of(&other)
+        };
+        assert!(other(|spec| spec.seed = 9));
+        assert!(!other(|spec| spec.rank = 8));
+        assert!(!other(|spec| (spec.attn, spec.mlp) = (false, true)));
+        assert!(!other(|spec| spec.unembed = true));
     }
 }

@@ -114,7 +114,7 @@ fn train(workshop: &Workshop, model: &Model, trainer: &mut Trainer, work: Work) 
             let loaded = restore(workshop, &path, optimizer)?;
             let (mine, theirs) = (trainer.adapter(), loaded.adapter());
             let same = trainer.base().fingerprint() == loaded.base().fingerprint();
-            if !same || mine.params().len() != theirs.params().len() {
+            if !same || !mine.spec().has_shape_of(theirs.spec()) {
                 let problem = format!("{path} holds an adapter of another shape than this model's");
                 return Err(Error::invalid("path", problem));
             }
