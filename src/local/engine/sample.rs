@@ -57,6 +57,10 @@ pub(crate) struct PromptTargets {
 impl SampleRequest {
     /// How many samples one request may ask for.
     pub(crate) const MAX_SAMPLES: usize = 4096;
+    /// How many strings or tokens may stop it, and the bytes of those strings: each new token is
+    /// compared with all of them, while others wait.
+    const MAX_STOPS: usize = 1024;
+    const MAX_STOP_BYTES: usize = 64 << 10;
     /// How many bytes its answer may take.
     const MAX_BYTES: usize = 1 << 30;
 
@@ -115,6 +119,15 @@ impl SampleRequest {
             return refuse(
                 "num_samples",
                 format!("must be at most {most}, got {}", self.num_samples),
+            );
+        }
+        let Stop { tokens, strings } = &self.stop;
+        let bytes = strings.iter().map(String::len).sum::<usize>();
+        if tokens.len().max(strings.len()) > Self::MAX_STOPS || bytes > Self::MAX_STOP_BYTES {
+            let (most, kib) = (Self::MAX_STOPS, Self::MAX_STOP_BYTES >> 10);
+            return refuse(
+                "stop",
+                format!("must be {most} at most, of {kib} KiB at most"),
             );
         }
         self.check_size(config.vocab)?;

@@ -150,6 +150,17 @@ fn samples_that_cannot_be_drawn_are_refused() {
         &|body| body["sampling_params"]["max_tokens"] = json!(1_000_000),
         "max_tokens",
     );
+    let stops = [
+        json!(vec!["x"; 1025]),
+        json!(vec![65; 1025]),
+        json!(["x".repeat(100_000)]),
+    ];
+    for stop in stops {
+        check(
+            &|body| body["sampling_params"]["stop"] = stop.clone(),
+            "stop",
+        );
+    }
     check(&|body| body["prompt"] = json!({"chunks": []}), "prompt");
     check(
         &|body| body["prompt"]["chunks"][0]["tokens"] = json!([5000]),
