@@ -372,6 +372,99 @@ mod template {
         let text = renderer.tokenizer().decode(&later).unwrap();
         assert_eq!(text.matches("<|end|>").count(), 3, "{text}");
     }
+
+    /// The template of a model, on a tokenizer with its special tokens.
+    fn renderer(template: &str) -> Renderer {
+        let (file, eos) = match template {
+            "deepseek-ai-DeepSeek-V3.1" => ("DeepSeekV31Tokenizer", "<｜end▁of▁sentence｜>"),
+            "openai-gpt-oss-120b" => ("gptoss", "<|return|>"),
+            "GLM-4.6" => ("GlmTokenizer", "<|endoftext|>"),
+            _ => ("qwen3", "<|im_end|>"),
+        };
+        let source = format!("tests/fixtures/text/golden/templates/{template}.jinja");
+        let source = std::fs::read_to_string(source).unwrap_or_else(|_| template.to_owned());
+        let text = unzipped(&Path::new(FOLDER).join(format!("{file}.json.gz")));
+        let parts: Value = serde_json::from_str(&text).unwrap();
+        let config = json!({"eos_token": eos, "chat_template": source}).to_string();
+        let json = serde_json::to_vec(&parts["tokenizer"]).unwrap();
+        Renderer::from_template(&Tokenizer::from_json(&json, Some(&config)).unwrap()).unwrap()
+    }
+
+    const QWEN: &str = "Qwen-Qwen3-0.6B";
+    const CALL: &str = "Hm.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n\
+                        </tool_call><|im_end|>";
+    const NEXT: &str = "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n";
+
+    #[test]
+    fn prompts_go_on_after_what_was_sampled() {
+        #[track_caller]
+        fn check(template: &str, sampled: &str, next: &str) {
+            let renderer = renderer(template);
+            let encode = |text: &str| renderer.tokenizer().encode_plain(text).unwrap();
+            let prompt = |messages: &[Message]| {
+                let prompt = renderer.generation_prompt(messages).unwrap();
+                prompt.to_ints().unwrap()
+            };
+            let mut messages = vec![Message::user("Hi")];
+            let mut expected = prompt(&messages);
+            for _ in 0..2 {
+                messages.push(renderer.parse(&encode(sampled)).unwrap().message);
+                let examples = renderer.supervised(&messages, TrainOnWhat::LastAssistantMessage);
+                expected.extend(encode(sampled));
+                let example = examples.unwrap()[0].input().to_ints().unwrap();
+                assert_eq!(example, expected, "{template}");
+                messages.push(Message::user("And then?"));
+                expected.extend(encode(next));
+                let got = prompt(&messages);
+                let text = renderer.tokenizer().decode(&got).unwrap();
+                assert_eq!(got, expected, "{template}: {text}");
+            }
+        }
+        check(QWEN, "Hello.<|im_end|>", NEXT);
+        check(QWEN, "<think>hm</think>Hello.<|im_end|>", NEXT);
+        check(QWEN, CALL, NEXT);
+        check(
+            "Qwen3.5-4B",
+            "hm\n</think>\n\nHello.<|im_end|>",
+            &format!("{NEXT}<think>\n"),
+        );
+        check(
+            "deepseek-ai-DeepSeek-V3.1",
+            "Hello.<｜end▁of▁sentence｜>",
+            "<｜User｜>And then?<｜Assistant｜><think></think>",
+        );
+        check(
+            "openai-gpt-oss-120b",
+            "<|channel|>final<|message|>Hello.<|return|>",
+            "<|start|>user<|message|>And then?<|end|><|start|>assistant",
+        );
+        check(
+            "GLM-4.6",
+            "\n<think></think>\nHello.<|endoftext|>",
+            "<|user|>\nAnd then?<|assistant|>",
+        );
+        // A call in place of what was said; an end that only history has.
+        let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}call\
+                      {% else %}{{ m.content }}{% endif %}{% if not loop.last or m.role == 'user' \
+                      %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}\
+                      <|im_start|>assistant\n{% endif %}";
+        check(silent, "Hello.<|im_end|>", NEXT);
+        check(silent, CALL, NEXT);
+    }
+
+    #[test]
+    fn a_turn_that_cannot_be_found_is_refused() {
+        let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}\
+                      {{ m.content }}{% else %}{{ loop.revindex }}{% endif %}<|im_end|>\n\
+                      {% endfor %}";
+        let renderer = renderer(silent);
+        let sampled = renderer.tokenizer().encode_plain("1<|im_end|>").unwrap();
+        let parsed = renderer.parse(&sampled).unwrap().message;
+        let messages = [Message::user("Hi"), parsed, Message::user("And then?")];
+        let error = renderer.generation_prompt(&messages).unwrap_err();
+        let expected = "invalid messages[2]: the chat template lays out";
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
 }
 
 struct Golden {

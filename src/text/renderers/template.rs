@@ -18,7 +18,11 @@ use crate::error::{Error, Result};
 use crate::types::{Chunk, ModelInput};
 
 pub(super) struct Template {
+    /// The token that ends the model's turn.
     pub(super) stop: String,
+    /// What ends the turns of others. Some templates end the model's with it too, once another
+    /// turn follows: gpt-oss.
+    other_end: String,
 }
 
 impl Template {
@@ -27,23 +31,27 @@ impl Template {
     /// If the tokenizer has no template, or no token that ends a turn.
     pub(super) fn new(codec: &Codec) -> Result<Self> {
         let tokenizer = &codec.tokenizer;
-        let probe = [Message::user("a"), Message::assistant("b")];
+        let (asked, said) = (mark(), mark());
+        let probe = [Message::user(&asked), Message::assistant(&said)];
         let text = tokenizer.render_chat(&probe, &ChatOptions::transcript())?;
-        let eos = tokenizer.special_token("eos_token").unwrap_or_default();
-        // The token after an answer ends it; the model's own end is the usual one.
-        let answer = text.rsplit_once('b').map_or("", |(_, after)| after).trim();
         let specials = tokenizer.special_tokens();
-        let after = specials.iter().map(|(_, token)| token.as_str());
-        let after = after
-            .filter(|token| answer.starts_with(token))
-            .max_by_key(|t| t.len());
-        let stop = after.unwrap_or(eos).to_owned();
+        let token_after = |mark: &str| {
+            let after = text.rsplit_once(mark).map_or("", |(_, after)| after).trim();
+            let tokens = specials.iter().map(|(_, token)| token.as_str());
+            tokens
+                .filter(|token| after.starts_with(token))
+                .max_by_key(|token| token.len())
+        };
+        // The token after an answer ends it; the model's own end is the usual one.
+        let eos = tokenizer.special_token("eos_token").unwrap_or_default();
+        let stop = token_after(&said).unwrap_or(eos).to_owned();
         if stop.is_empty() {
             let problem = "names no token that ends the model's turn";
             return Err(Error::invalid("tokenizer", problem));
         }
         codec.token(&stop)?;
-        Ok(Self { stop })
+        let other_end = token_after(&asked).unwrap_or(&stop).to_owned();
+        Ok(Self { stop, other_end })
     }
 
     fn text(&self, codec: &Codec, messages: &[Message], call: Call<'_>) -> Result<String> {
@@ -62,38 +70,72 @@ impl Template {
         messages: &[Message],
         prefill: &str,
     ) -> Result<ModelInput> {
-        let call = Call {
-            tools,
-            prompt: true,
-        };
-        let mut chunks = Vec::new();
-        let mut done = 0;
+        let turns: Vec<usize> = (0..messages.len())
+            .filter(|&index| sampled(&messages[index]).is_some())
+            .collect();
+        let ends = turns.iter().skip(1).copied().chain([messages.len()]);
+        let first = turns.first().copied().unwrap_or(messages.len());
+        let text = self.text(codec, &messages[..first], Call::prompt(tools))?;
+        let mut chunks = vec![codec.tokenizer.encode_plain(&text)?];
         // Turns the model sampled stand as it sampled them.
-        for (index, message) in messages.iter().enumerate() {
-            let Some(tokens) = message.tokens() else {
-                continue;
-            };
-            let before = self.text(codec, &messages[..index], call)?;
-            let after = Call {
-                prompt: false,
-                ..call
-            };
-            let whole = self.text(codec, &messages[..=index], after)?;
-            let text = before.get(done..).ok_or_else(|| not_a_prefix(index))?;
-            chunks.push(Chunk::tokens(codec.tokenizer.encode_plain(text)?));
-            chunks.push(Chunk::tokens(tokens.to_vec()));
-            done = end_of_turn(&whole, &before, &self.stop);
+        for (&index, end) in turns.iter().zip(ends) {
+            chunks.push(sampled(&messages[index]).unwrap_or_default().to_vec());
+            let text = self.after_turn(codec, tools, &messages[..end], index)?;
+            chunks.push(codec.tokenizer.encode_plain(&text)?);
         }
-        let text = self.text(codec, messages, call)?;
-        let rest = text
-            .get(done..)
-            .ok_or_else(|| not_a_prefix(messages.len()))?;
-        chunks.push(Chunk::tokens(codec.tokenizer.encode_plain(rest)?));
-        if !prefill.is_empty() {
-            chunks.push(Chunk::tokens(codec.tokenizer.encode_plain(prefill)?));
+        chunks.push(codec.tokenizer.encode_plain(prefill)?);
+        let chunks = chunks.into_iter().filter(|tokens| !tokens.is_empty());
+        Ok(ModelInput::from_chunks(
+            chunks.map(Chunk::tokens).collect::<Vec<_>>(),
+        ))
+    }
+
+    /// What of the prompt comes after a turn of the model's.
+    ///
+    /// Templates may lay out the same turn in another way once others follow, so the turn is
+    /// found by a mark in place of what it says; one that leaves the mark out must at least
+    /// lay out the turn as it did when it was the last.
+    fn after_turn(
+        &self,
+        codec: &Codec,
+        tools: &[Json],
+        messages: &[Message],
+        index: usize,
+    ) -> Result<String> {
+        let mark = mark();
+        let mut marked = messages.to_vec();
+        for (place, message) in marked.iter_mut().enumerate() {
+            if place == index {
+                *message = message.clone().with("content", &mark);
+            } else if sampled(message).is_some() {
+                // Its tokens stand for it; the template may even refuse it.
+                *message = message.clone().with("content", self::mark());
+            }
         }
-        chunks.retain(|chunk| !matches!(chunk, Chunk::EncodedText(text) if text.tokens.is_empty()));
-        Ok(ModelInput::from_chunks(chunks))
+        let last = self.text(codec, &marked[..=index], Call::transcript(tools))?;
+        let later = self.text(codec, &marked, Call::prompt(tools))?;
+        let found = after(&last, &mark).zip(after(&later, &mark));
+        if let Some(rest) = found.and_then(|(last, later)| self.after_stop(last, later)) {
+            return Ok(rest.to_owned());
+        }
+        let before = self.text(codec, &messages[..index], Call::prompt(tools))?;
+        let last = self.text(codec, &messages[..=index], Call::transcript(tools))?;
+        let later = self.text(codec, messages, Call::prompt(tools))?;
+        let found = last.strip_prefix(&before).zip(later.strip_prefix(&before));
+        let rest = found.and_then(|(last, later)| self.after_stop(last, later));
+        rest.map(str::to_owned)
+            .ok_or_else(|| not_a_prefix(index + 1))
+    }
+
+    /// What follows a turn of the model's, from how the turn ends when it is the last.
+    fn after_stop<'a>(&self, last: &str, later: &'a str) -> Option<&'a str> {
+        let Some(end) = last.rfind(&self.stop) else {
+            let rest = later.strip_prefix(last)?;
+            return Some(rest.strip_prefix(&self.stop).unwrap_or(rest));
+        };
+        let rest = later.strip_prefix(&last[..end])?;
+        rest.strip_prefix(&self.stop)
+            .or_else(|| rest.strip_prefix(&self.other_end))
     }
 
     /// One example for each message to train on.
@@ -140,25 +182,16 @@ impl Template {
     ) -> Result<Example> {
         let prompt = self.prompt(codec, tools, &messages[..index], "")?;
         let given = prompt.length()?;
-        let call = Call {
-            tools,
-            prompt: true,
-        };
-        let before = self.text(codec, &messages[..index], call)?;
-        let after = Call {
-            prompt: false,
-            ..call
-        };
-        let whole = self.text(codec, &messages[..=index], after)?;
-        let said = whole
-            .strip_prefix(&before)
-            .ok_or_else(|| not_a_prefix(index))?;
-        let end = said.find(&self.stop).map(|at| at + self.stop.len());
-        let tokens = match messages[index].tokens() {
+        let tokens = match sampled(&messages[index]) {
             Some(tokens) => tokens.to_vec(),
-            None => codec
-                .tokenizer
-                .encode_plain(&said[..end.unwrap_or(said.len())])?,
+            None => {
+                let before = self.text(codec, &messages[..index], Call::prompt(tools))?;
+                let whole = self.text(codec, &messages[..=index], Call::transcript(tools))?;
+                let said = whole
+                    .strip_prefix(&before)
+                    .ok_or_else(|| not_a_prefix(index))?;
+                codec.tokenizer.encode_plain(self.turn(said).0)?
+            }
         };
         let mut weights = vec![0.0; given];
         weights.resize(given + tokens.len(), 1.0);
@@ -198,7 +231,7 @@ impl Template {
                 | TrainOnWhat::AllAssistantMessages
                 | TrainOnWhat::Customized
         );
-        let sampled = messages.iter().any(|message| message.tokens().is_some());
+        let sampled = messages.iter().any(|message| sampled(message).is_some());
         let options = with_tools(ChatOptions::transcript(), tools)?;
         let (text, spans) = codec.tokenizer.render_chat_with_spans(messages, &options)?;
         let assistants: Vec<usize> = (0..messages.len())
@@ -216,6 +249,12 @@ impl Template {
         Example::new(ModelInput::from_ints(tokens), weights)
     }
 
+    /// A turn of the model's up to its stop, and what the template puts after that.
+    fn turn<'a>(&self, said: &'a str) -> (&'a str, &'a str) {
+        let end = said.rfind(&self.stop).map(|at| at + self.stop.len());
+        said.split_at(end.unwrap_or(said.len()))
+    }
+
     fn by_prefix(
         &self,
         codec: &Codec,
@@ -228,16 +267,15 @@ impl Template {
         let mut done = String::new();
         for (index, message) in messages.iter().enumerate() {
             let assistant = message.role() == "assistant";
-            let prompt = Call {
-                tools,
-                prompt: assistant,
-            };
-            let header = self.text(codec, &messages[..index], prompt)?;
-            let transcript = Call {
-                tools,
-                prompt: false,
-            };
-            let whole = self.text(codec, &messages[..=index], transcript)?;
+            let header = self.text(
+                codec,
+                &messages[..index],
+                Call {
+                    tools,
+                    prompt: assistant,
+                },
+            )?;
+            let whole = self.text(codec, &messages[..=index], Call::transcript(tools))?;
             let header = match assistant {
                 true => header
                     .strip_prefix(&done)
@@ -248,10 +286,18 @@ impl Template {
                 .strip_prefix(&done)
                 .and_then(|rest| rest.strip_prefix(header))
                 .ok_or_else(|| not_a_prefix(index))?;
-            let trained = is_trained(messages, index, what);
-            let header_weight = f32::from(what == TrainOnWhat::AllTokens);
-            for (text, weight) in [(header, header_weight), (said, f32::from(trained))] {
-                let tokens = codec.tokenizer.encode_plain(text)?;
+            let given = f32::from(what == TrainOnWhat::AllTokens);
+            let trained = f32::from(is_trained(messages, index, what));
+            let encode = |text: &str| codec.tokenizer.encode_plain(text);
+            let mut pieces = vec![(encode(header)?, given)];
+            match sampled(message) {
+                Some(tokens) => {
+                    pieces.push((tokens.to_vec(), trained));
+                    pieces.push((encode(self.turn(said).1)?, given));
+                }
+                None => pieces.push((encode(said)?, trained)),
+            }
+            for (tokens, weight) in pieces {
                 if !tokens.is_empty() {
                     weights.resize(weights.len() + tokens.len(), weight);
                     chunks.push(Chunk::tokens(tokens));
@@ -316,11 +362,33 @@ struct Call<'a> {
     prompt: bool,
 }
 
-/// Where the text of a sampled turn ends: after its stop, which the model sampled too.
-fn end_of_turn(whole: &str, before: &str, stop: &str) -> usize {
-    let said = whole.get(before.len()..).unwrap_or_default();
-    let end = said.find(stop).map_or(said.len(), |at| at + stop.len());
-    before.len() + end
+impl<'a> Call<'a> {
+    fn prompt(tools: &'a [Json]) -> Self {
+        let prompt = true;
+        Self { tools, prompt }
+    }
+
+    fn transcript(tools: &'a [Json]) -> Self {
+        let prompt = false;
+        Self { tools, prompt }
+    }
+}
+
+/// What the model sampled for a message, if it did.
+fn sampled(message: &Message) -> Option<&[i32]> {
+    let assistant = message.role() == "assistant";
+    message.tokens().filter(|_| assistant)
+}
+
+/// A text that no message contains: it was not known when they were written.
+fn mark() -> String {
+    format!("\u{fdd0}{:016x}", fastrand::u64(..))
+}
+
+/// What comes after a mark that is there once.
+fn after<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
+    let (_, after) = text.split_once(mark)?;
+    (!after.contains(mark)).then_some(after)
 }
 
 fn not_a_prefix(index: usize) -> Error {
