@@ -453,6 +453,63 @@ mod template {
     }
 
     #[test]
+    fn whole_conversations_train_with_the_templates_of_models() {
+        let result = |text: &str| Message::tool(text).answering("call00000", "f");
+        let call = json!({"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}});
+        let called = Message::assistant("Hm.").with("tool_calls", [call.clone(), call]);
+        let (user, answer) = (Message::user("Hi"), Message::assistant("Hello."));
+        let short = [user.clone(), answer.clone()];
+        let system = [Message::system("Be brief."), user.clone(), answer.clone()];
+        let tools = [
+            Message::system("Be brief."),
+            user,
+            called,
+            result("1"),
+            result("2"),
+            answer,
+        ];
+        #[track_caller]
+        fn check(template: &str, messages: &[Message], trained: &str) {
+            let renderer = renderer(template);
+            let what = TrainOnWhat::LastAssistantMessage;
+            let example = renderer.example(messages, what).unwrap();
+            let ids = example.input().to_ints().unwrap();
+            let given = renderer.generation_prompt(&messages[..messages.len() - 1]);
+            let given = given.unwrap().to_ints().unwrap();
+            let decode = |ids: &[i32]| renderer.tokenizer().decode(ids).unwrap();
+            let (given, said) = (decode(&given), ids.len() - example.loss_tokens());
+            assert_eq!(decode(&ids[..said]), given, "{template}");
+            assert_eq!(decode(&ids[said..]), trained, "{template}");
+        }
+        for messages in [&short[..], &system, &tools] {
+            let said = "<think>\n\n</think>\n\nHello.<|im_end|>\n";
+            check("Qwen3.5-4B", messages, &said[8..]);
+            check("GLM-4.6", messages, "\n<think></think>\nHello.");
+            // This one writes another block for a call once its results are there.
+            if messages.len() < tools.len() {
+                check(QWEN, messages, said);
+            }
+        }
+        let ended = "Hello.<｜end▁of▁sentence｜>";
+        check("deepseek-ai-DeepSeek-V3.1", &short, ended);
+        let ended = "<|channel|>final<|message|>Hello.<|return|>";
+        check("openai-gpt-oss-120b", &system, ended);
+        // Modes in which messages of others count are cut at each of them.
+        let renderer = renderer(QWEN);
+        let what = TrainOnWhat::AllUserAndSystemMessages;
+        let example = renderer.example(&system, what).unwrap();
+        assert!(example.loss_tokens() > 0 && example.loss_tokens() < example.weights().len());
+        // What was sampled stands in examples too.
+        let sampled = renderer.tokenizer().encode_plain("He<|im_end|>").unwrap();
+        let answer = Message::assistant("He").with_tokens(sampled.clone());
+        let what = TrainOnWhat::AllAssistantMessages;
+        let example = renderer.example(&[short[0].clone(), answer], what).unwrap();
+        let ids = example.input().to_ints().unwrap();
+        let weighed = ids.iter().zip(example.weights()).filter(|(_, w)| **w > 0.0);
+        assert_eq!(weighed.map(|(id, _)| *id).collect::<Vec<_>>(), sampled);
+    }
+
+    #[test]
     fn a_turn_that_cannot_be_found_is_refused() {
         let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}\
                       {{ m.content }}{% else %}{{ loop.revindex }}{% endif %}<|im_end|>\n\

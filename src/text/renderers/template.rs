@@ -265,29 +265,31 @@ impl Template {
         let mut chunks = Vec::new();
         let mut weights = Vec::new();
         let mut done = String::new();
+        let given = f32::from(what == TrainOnWhat::AllTokens);
         for (index, message) in messages.iter().enumerate() {
             let assistant = message.role() == "assistant";
-            let header = self.text(
-                codec,
-                &messages[..index],
-                Call {
-                    tools,
-                    prompt: assistant,
-                },
-            )?;
-            let whole = self.text(codec, &messages[..=index], Call::transcript(tools))?;
-            let header = match assistant {
-                true => header
-                    .strip_prefix(&done)
-                    .ok_or_else(|| not_a_prefix(index))?,
-                false => "",
+            let trained = f32::from(is_trained(messages, index, what));
+            // Others are laid out with what follows them and weighs the same: templates need not
+            // understand a conversation that ends there, and results of tools may share a block.
+            let next = messages.get(index + 1).map(|next| match next.role() {
+                "assistant" => given,
+                _ => f32::from(is_trained(messages, index + 1, what)),
+            });
+            if !assistant && next == Some(trained) {
+                continue;
+            }
+            let before = match assistant && index > 0 {
+                true => self.text(codec, &messages[..index], Call::prompt(tools))?,
+                false => done.clone(),
             };
+            let header = before
+                .strip_prefix(&done)
+                .ok_or_else(|| not_a_prefix(index))?;
+            let whole = self.text(codec, &messages[..=index], Call::transcript(tools))?;
             let said = whole
                 .strip_prefix(&done)
                 .and_then(|rest| rest.strip_prefix(header))
                 .ok_or_else(|| not_a_prefix(index))?;
-            let given = f32::from(what == TrainOnWhat::AllTokens);
-            let trained = f32::from(is_trained(messages, index, what));
             let encode = |text: &str| codec.tokenizer.encode_plain(text);
             let mut pieces = vec![(encode(header)?, given)];
             match sampled(message) {
