@@ -8,7 +8,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::methods::pad;
 use super::python::{Arguments, float, pairs, refusal, text_of, to_json};
-use super::source::{ITERABLE, MODULO, VARIADIC};
+use super::source::{ITERABLE, MODULO, SLICE, VARIADIC};
 
 /// Names `minijinja` has and Jinja2 has not: a template that uses them is refused there.
 const FOREIGN: [&str; 5] = ["split", "lines", "chain", "zip", "bool"];
@@ -59,6 +59,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     environment.add_function(MODULO, modulo);
+    environment.add_function(SLICE, slice);
     environment.add_function(ITERABLE, iterable);
     environment.add_function(VARIADIC, |inner: Value, names: Vec<String>| {
         Value::from_object(VariadicMacro { inner, names })
@@ -94,6 +95,97 @@ fn iterable(value: Value) -> Result<Value, Error> {
             "a value of type {} is not iterable",
             value.kind()
         ))),
+    }
+}
+
+/// `value[start:stop:step]`
+fn slice(value: &Value, start: &Value, stop: &Value, step: Option<Value>) -> Result<Value, Error> {
+    let bounds = Bounds {
+        start: bound(start)?,
+        stop: bound(stop)?,
+        step: step.map_or(Ok(None), |step| bound(&step))?.unwrap_or(1),
+    };
+    if bounds.step == 0 {
+        return Err(refusal("the step of a slice cannot be zero"));
+    }
+    Ok(match value.kind() {
+        ValueKind::String => {
+            let text: Vec<char> = value.as_str().unwrap_or_default().chars().collect();
+            Value::from(bounds.of(&text).collect::<String>())
+        }
+        ValueKind::Bytes => {
+            Value::from_bytes(bounds.of(value.as_bytes().unwrap_or_default()).collect())
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            let items: Vec<Value> = bounds.of(&items).collect();
+            match value.is_tuple() {
+                true => Value::from(Tuple::from(items)),
+                false => Value::from(items),
+            }
+        }
+        ValueKind::Undefined => return Err(Error::from(ErrorKind::UndefinedError)),
+        kind => return Err(refusal(format!("a value of type {kind} cannot be sliced"))),
+    })
+}
+
+/// A number in brackets; a greater one than any list is long means the same as the greatest.
+fn bound(value: &Value) -> Result<Option<i64>, Error> {
+    match value.kind() {
+        ValueKind::None => Ok(None),
+        ValueKind::Bool => Ok(Some(i64::from(value.is_true()))),
+        ValueKind::Number if value.is_integer() => {
+            let number = i128::try_from(value.clone())?;
+            let number = number.clamp(i128::from(i64::MIN), i128::from(i64::MAX));
+            Ok(i64::try_from(number).ok())
+        }
+        kind => Err(refusal(format!(
+            "a slice begins and ends at a number, not at a value of type {kind}"
+        ))),
+    }
+}
+
+struct Bounds {
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+}
+
+impl Bounds {
+    /// The chosen items, by the rules of Python's `slice.indices`.
+    fn of<T: Clone>(&self, items: &[T]) -> impl Iterator<Item = T> {
+        let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
+        let (first, last) = match self.step < 0 {
+            true => (-1, length - 1),
+            false => (0, length),
+        };
+        let within = |bound: i64| match bound < 0 {
+            true => bound.saturating_add(length).max(first),
+            false => bound.min(last),
+        };
+        let (start, stop) = match self.step < 0 {
+            true => (
+                self.start.map_or(last, within),
+                self.stop.map_or(first, within),
+            ),
+            false => (
+                self.start.map_or(first, within),
+                self.stop.map_or(last, within),
+            ),
+        };
+        let step = self.step;
+        let places = std::iter::successors(Some(start), move |place| place.checked_add(step));
+        let is_before = move |place: &i64| {
+            if step < 0 {
+                *place > stop
+            } else {
+                *place < stop
+            }
+        };
+        let chosen = places
+            .take_while(is_before)
+            .filter_map(|place| usize::try_from(place).ok());
+        chosen.filter_map(|place| items.get(place).cloned())
     }
 }
 

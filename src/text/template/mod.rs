@@ -13,6 +13,7 @@ mod python;
 mod source;
 
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use jiff::civil::DateTime;
@@ -94,9 +95,11 @@ impl Template {
             (MARK.to_owned(), Value::from(Arc::clone(mark))),
         ];
         context.extend(variables.iter().cloned());
-        self.environment
-            .get_template(NAME)?
-            .render(Value::from_pairs(context))
+        let template = self.environment.get_template(NAME)?;
+        let render = || template.render(Value::from_pairs(context));
+        // A template is anyone's: where minijinja panics, only this rendering is lost.
+        let rendered = std::panic::catch_unwind(AssertUnwindSafe(render));
+        rendered.unwrap_or_else(|_| Err(python::refusal("the template engine panicked")))
     }
 }
 
@@ -105,4 +108,18 @@ fn generation(state: &mut State<'_, '_>, text: String) -> Result<Value, Error> {
     let mark = state.lookup(MARK).and_then(|mark| mark.to_str());
     let mark = mark.ok_or_else(|| python::refusal("no mark is set"))?;
     Ok(Value::from(format!("{mark}<{text}{mark}>")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_refusal() {
+        let template = Template::new("{{ fail() }}").unwrap();
+        let fail = Value::from_function(|| -> Value { panic!("as minijinja may") });
+        let rendered = template.render(&[("fail".to_owned(), fail)], DateTime::default());
+        let error = rendered.unwrap_err().to_string();
+        assert!(error.contains("the template engine panicked"), "{error}");
+    }
 }

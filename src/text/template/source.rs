@@ -2,6 +2,7 @@
 //!
 //! - `{% generation %}` blocks become filter blocks that mark what they produced;
 //! - `a % b` becomes a call, because in Python it also formats texts;
+//! - `x[a:b:c]` becomes a call, because minijinja 3.0.5 panics or errs where `c` is negative;
 //! - the iterable of `{% for %}` passes through a check, because `none` must be refused there;
 //! - macros that use `varargs` or `kwargs` become ordinary ones behind an adapter.
 
@@ -9,6 +10,7 @@ use std::borrow::Cow;
 
 /// Names no template uses.
 pub(super) const MODULO: &str = "__modulo";
+pub(super) const SLICE: &str = "__slice";
 pub(super) const ITERABLE: &str = "__iterable";
 pub(super) const GENERATION: &str = "__generation";
 pub(super) const VARIADIC: &str = "__variadic";
@@ -39,7 +41,7 @@ pub(super) fn rewrite(source: &str) -> String {
                 let variadic = variadic(&tokens, &pieces[index + 1..]);
                 let body = match &variadic {
                     Some(variadic) => Cow::Owned(variadic.definition.clone()),
-                    None => Cow::Owned(expression(&tokens)),
+                    None => Cow::Owned(statement(&tokens)),
                 };
                 push_all(&mut out, &[open, &body, close]);
                 open_macros.push(variadic);
@@ -53,6 +55,7 @@ pub(super) fn rewrite(source: &str) -> String {
                 None => push_all(&mut out, &[open, body, close]),
             },
             Some("for") if is_tag => push_all(&mut out, &[open, &for_loop(&tokens), close]),
+            _ if is_tag => push_all(&mut out, &[open, &statement(&tokens), close]),
             _ => push_all(&mut out, &[open, &expression(&tokens), close]),
         }
     }
@@ -229,11 +232,18 @@ fn is_space(token: &str) -> bool {
     token.starts_with(char::is_whitespace)
 }
 
+/// A tag: its name is no value, whatever brackets follow it.
+fn statement(tokens: &[&str]) -> String {
+    let name = tokens.iter().position(|token| !is_space(token));
+    let (name, rest) = tokens.split_at(name.map_or(0, |name| name + 1));
+    name.concat() + &expression(rest)
+}
+
 fn expression(tokens: &[&str]) -> String {
     let mut reader = Reader { tokens, at: 0 };
     let mut out = String::new();
     while reader.at < tokens.len() {
-        reader.sequence(&mut out);
+        reader.sequence(&mut out, &[]);
         // A bracket that nothing opened; minijinja will say so.
         if let Some(token) = reader.next() {
             out.push_str(token);
@@ -276,7 +286,7 @@ fn for_loop(tokens: &[&str]) -> String {
     format!("{target}in {ITERABLE}({iterable}) {rest}")
 }
 
-/// Finds the operands of `%`, which binds as `*` and `/` do.
+/// Finds what is sliced, and the operands of `%`, which binds as `*` and `/` do.
 struct Reader<'a> {
     tokens: &'a [&'a str],
     at: usize,
@@ -302,13 +312,14 @@ impl<'a> Reader<'a> {
             .map(|(index, token)| (index, *token))
     }
 
-    /// Everything up to a closing bracket or the end.
-    fn sequence(&mut self, out: &mut String) {
+    /// Everything up to a closing bracket, one of these tokens, or the end.
+    fn sequence(&mut self, out: &mut String, ends: &[&str]) {
         let mut follows_operand = false;
         while let Some(token) = self.peek() {
             let is_sign = ["+", "-"].contains(&token) && !follows_operand;
             match token {
                 ")" | "]" | "}" => return,
+                _ if ends.contains(&token) => return,
                 _ if is_sign || is_operand(token) => {
                     let product = self.product();
                     out.push_str(&product);
@@ -348,6 +359,7 @@ impl<'a> Reader<'a> {
             out.push_str(token);
             self.at += 1;
         }
+        let start = out.len();
         match self.peek() {
             Some("(" | "[" | "{") => self.brackets(&mut out),
             Some(token) if is_operand(token) => {
@@ -358,9 +370,15 @@ impl<'a> Reader<'a> {
         }
         while let Some((index, token)) = self.peek_code() {
             match token {
-                "(" | "[" => {
+                "(" => {
                     self.copy_to(index, &mut out);
                     self.brackets(&mut out);
+                }
+                "[" => {
+                    self.copy_to(index, &mut out);
+                    let value = out.split_off(start);
+                    let item = self.subscript(value);
+                    out.push_str(&item);
                 }
                 "." | "|" => {
                     self.copy_to(index + 1, &mut out);
@@ -385,8 +403,35 @@ impl<'a> Reader<'a> {
 
     fn brackets(&mut self, out: &mut String) {
         out.push_str(self.next().unwrap_or_default());
-        self.sequence(out);
+        self.sequence(out, &[]);
         out.push_str(self.next().unwrap_or_default());
+    }
+
+    /// `[item]` or `[start:stop:step]` of a value.
+    fn subscript(&mut self, value: String) -> String {
+        let open = self.next().unwrap_or_default();
+        let mut parts = vec![String::new()];
+        loop {
+            if let Some(part) = parts.last_mut() {
+                self.sequence(part, &[":"]);
+            }
+            match self.peek() {
+                Some(":") => parts.push(String::new()),
+                _ => break,
+            }
+            self.at += 1;
+        }
+        let close = self.next().unwrap_or_default();
+        if let [item] = &parts[..] {
+            return format!("{value}{open}{item}{close}");
+        }
+        let bound = |part: &String| match part.trim() {
+            "" => "none".to_owned(),
+            part => part.to_owned(),
+        };
+        let parts: Vec<String> = parts.iter().map(bound).collect();
+        let close = if close == "]" { ")" } else { close };
+        format!("{SLICE}({value}, {}{close}", parts.join(", "))
     }
 
     fn copy_to(&mut self, index: usize, out: &mut String) {
@@ -506,6 +551,19 @@ mod tests {
             "{% if loop.index0 % 2 %}",
             "{% if __modulo(loop.index0, 2) %}",
         );
+    }
+
+    #[test]
+    fn slices_become_calls() {
+        check("{{ a[1] }}{{ a[{'b':1}] }}", "{{ a[1] }}{{ a[{'b':1}] }}");
+        check("{{ -a.b[1:] ~ c }}", "{{ -__slice(a.b, 1, none) ~ c }}");
+        check(
+            "{{ a(b)[::-1][c[0] % 2 if d else e[:1]:]|f }}",
+            "{{ __slice(__slice(a(b), none, none, -1), __modulo(c[0], 2) if d else \
+             __slice(e, none, 1), none)|f }}",
+        );
+        check("{% elif (a)[1:] %}", "{% elif __slice((a), 1, none) %}");
+        check("{{ a[1: }}", "{{ a[1: }}");
     }
 
     #[test]
