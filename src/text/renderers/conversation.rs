@@ -127,11 +127,7 @@ impl<'a> Conversation<'a> {
             Some(turn) => turn.plain_text()?,
             None => "",
         };
-        let thinks = rest.clone().any(|turn| turn.content.has_thinking_part());
-        let mut turns = match thinks {
-            true => self.family.declare_to_thinker(self.tools, text)?,
-            false => self.family.declare(self.tools, text)?,
-        };
+        let mut turns = self.family.declare(self.tools, text)?;
         let flagged = rest.peek().is_some_and(|turn| turn.trainable.is_some());
         for turn in &mut turns {
             let own = system.as_ref().and_then(|system| system.trainable);

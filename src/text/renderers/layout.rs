@@ -93,11 +93,6 @@ pub(super) trait Family: Send + Sync {
         ))
     }
 
-    /// The same for a conversation in which the model thinks.
-    fn declare_to_thinker(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
-        self.declare(tools, system)
-    }
-
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed>;
 }
 

@@ -135,16 +135,9 @@ impl Family for Qwen35 {
             let tool = tool.dump(Style::PLAIN);
             format!("{{\"type\": \"function\", \"function\": {tool}}}")
         });
-        Ok(declared(lines, system))
-    }
-
-    /// The template keeps thinking between calls, which the cookbook drops: with such turns the
-    /// cookbook's layout is the one to follow, and it declares tools bare.
-    fn declare_to_thinker(&self, tools: &[Json], system: &str) -> Result<Vec<Turn>> {
-        match self.effort {
-            Some(_) => Ok(declared(tools.iter().map(|t| t.dump(Style::ASCII)), system)),
-            None => self.declare(tools, system),
-        }
+        let tools = declaration(&lines.collect::<Vec<_>>().join("\n"));
+        let gap = if system.is_empty() { "" } else { "\n\n" };
+        Ok(vec![Turn::new("system", format!("{tools}{gap}{system}"))])
     }
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
@@ -186,12 +179,6 @@ impl Qwen35 {
         let said = content.has_image() || !content.text().trim().is_empty();
         Ok(if said { format!("\n\n{calls}") } else { calls })
     }
-}
-
-fn declared(lines: impl Iterator<Item = String>, system: &str) -> Vec<Turn> {
-    let tools = declaration(&lines.collect::<Vec<_>>().join("\n"));
-    let gap = if system.is_empty() { "" } else { "\n\n" };
-    vec![Turn::new("system", format!("{tools}{gap}{system}"))]
 }
 
 /// The sentence comes before the system's text; an empty system message is left out.
