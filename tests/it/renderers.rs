@@ -12,7 +12,7 @@ use std::path::Path;
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tinker::text::renderers::{ModelAttributes, recommended};
-use tinker::text::{Example, Json, Message, Parsed, Renderer, Tokenizer, TrainOnWhat};
+use tinker::text::{Example, Json, Message, Parsed, Renderer, Tokenizer, ToolCall, TrainOnWhat};
 use tinker::types::{Chunk, Stop};
 
 const FOLDER: &str = "tests/fixtures/text/renderers";
@@ -182,6 +182,45 @@ fn sampled_tokens_stand_in_later_prompts_as_they_were_sampled() {
         }
     }
     assert!(checked > 60, "{checked}");
+}
+
+/// Text of a prompt.
+fn prompt(name: &str, file: &str, messages: &[Message]) -> String {
+    let renderer = Renderer::named(name, &tokenizer(file)).unwrap();
+    let prompt = renderer.generation_prompt(messages).unwrap();
+    let ids = prompt.to_ints().unwrap();
+    renderer.tokenizer().decode(&ids).unwrap()
+}
+
+#[test]
+fn results_of_gpt_oss_name_their_call() {
+    let call = |name: &str, id: &str| ToolCall::new(name, "{}").with_id(id);
+    let one = [call("f", "1")];
+    let two = [call("f", "1"), call("g", "2")];
+    #[track_caller]
+    fn check(calls: &[ToolCall], result: Message, expected: &str) {
+        let called = Message::assistant("").with_tool_calls(calls.to_vec());
+        for effort in ["low", "medium", "high"] {
+            let name = format!("gpt_oss_{effort}_reasoning");
+            let messages = [Message::user("Hi"), called.clone(), result.clone()];
+            let text = prompt(&name, "gptoss", &messages);
+            let (_, result) = text.rsplit_once("<|call|>").unwrap();
+            let expected = format!("<|start|>{expected}<|end|><|start|>assistant");
+            assert_eq!(result, expected, "{name}");
+        }
+    }
+    let result = || Message::tool("a \"b\" é");
+    let said = "to=assistant<|channel|>commentary<|message|>\"a \\\"b\\\" é\"";
+    check(&one, result(), &format!("functions.f {said}"));
+    let named = result().answering("1", "functions.h");
+    check(&one, named, &format!("functions.h {said}"));
+    // Several calls are the cookbook's, which writes results as they are.
+    let said = "to=assistant<|channel|>commentary<|message|>a \"b\" é";
+    let by_id = result().with("tool_call_id", "1");
+    check(&two, by_id, &format!("functions.f {said}"));
+    check(&two, result(), &format!("functions.g {said}"));
+    let unknown = result().with("tool_call_id", "3");
+    check(&two, unknown, &format!("functions.g {said}"));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! The variants with an effort write the system message of the model's own template, and follow
 //! that template where it differs from the cookbook: thinking before earlier answers is dropped,
-//! an empty system message is left out, and a single call names its type plainly.
+//! an empty system message is left out, a single call names its type plainly, and its result
+//! names the call and is written as JSON.
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
@@ -110,6 +111,34 @@ impl GptOss {
     }
 }
 
+impl GptOss {
+    /// The tool and what it returned.
+    fn result(&self, turn: &Turn, place: &Place<'_>) -> Result<(String, String)> {
+        let text = self.text(turn)?;
+        let given = turn.name.clone().filter(|name| !name.is_empty());
+        let plain = |name: &str| name.strip_prefix("functions.").unwrap_or(name).to_owned();
+        if !self.by_template() {
+            return Ok((plain(&given.unwrap_or_else(|| "unknown".to_owned())), text));
+        }
+        let before = place.turns[..place.index].iter().rev();
+        let calls = before.flat_map(|turn| turn.calls.iter().rev().map(move |call| (call, turn)));
+        let answered =
+            |(call, _): &(&ToolCall, &Turn)| call.id.is_some() && call.id == turn.call_id;
+        let call = calls
+            .clone()
+            .find(answered)
+            .or_else(|| calls.clone().next());
+        let called = call.map(|(call, _)| call.name.clone());
+        let name = given.or(called).unwrap_or_else(|| "unknown".to_owned());
+        // Several calls are the cookbook's to lay out, and so are their results.
+        let text = match call.is_some_and(|(_, turn)| turn.calls.len() > 1) {
+            true => text,
+            false => Json::from(text.as_str()).dump(Style::PLAIN),
+        };
+        Ok((plain(&name), text))
+    }
+}
+
 impl Family for GptOss {
     fn facts(&self) -> Facts {
         Facts {
@@ -146,10 +175,7 @@ impl Family for GptOss {
     fn render(&self, turn: &Turn, place: &Place<'_>) -> Result<Rendered> {
         let (header, output) = match turn.role.as_str() {
             "tool" => {
-                let name = turn.name.as_deref().filter(|name| !name.is_empty());
-                let name = name.unwrap_or("unknown");
-                let name = name.strip_prefix("functions.").unwrap_or(name);
-                let text = self.text(turn)?;
+                let (name, text) = self.result(turn, place)?;
                 (
                     format!("<|start|>functions.{name} to=assistant"),
                     format!("<|channel|>commentary<|message|>{text}<|end|>"),
