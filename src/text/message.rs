@@ -194,6 +194,39 @@ impl Message {
         Json::Object(self.fields.clone())
     }
 
+    /// The message as chat templates know it: text with the thinking beside it where there are
+    /// parts of no other kind, and the arguments of calls as values where `values` are wanted.
+    #[cfg(feature = "chat")]
+    pub(super) fn for_template(&self, values: bool) -> Self {
+        let mut message = self.clone();
+        let known = |part: &Json| {
+            let kind = part.get("type").and_then(Json::as_str);
+            matches!(kind, Some("text" | "thinking"))
+        };
+        let parts = self.get("content").and_then(Json::as_array);
+        if parts.is_some_and(|parts| parts.iter().all(known)) {
+            set(
+                &mut message.fields,
+                "content".to_owned(),
+                Json::String(self.text()),
+            );
+            let thinking = self.thinking();
+            for name in REASONING {
+                if !thinking.is_empty() && self.get(name).is_none() {
+                    let thinking = Json::from(thinking.as_str());
+                    set(&mut message.fields, name.to_owned(), thinking);
+                }
+            }
+        }
+        let calls = message.fields.iter_mut();
+        for (_, calls) in calls.filter(|(name, _)| values && name == "tool_calls") {
+            if let Json::Array(calls) = calls {
+                calls.iter_mut().for_each(read_arguments);
+            }
+        }
+        message
+    }
+
     /// The message as renderers read it, checked.
     pub(super) fn to_turn(&self) -> Result<Turn> {
         let role = self.role();
@@ -241,6 +274,29 @@ impl Message {
                 ))
             }
             Some(_) => Err(bad("content", "must be text or a list of parts")),
+        }
+    }
+}
+
+/// Where templates look for what the model thought; the second is gpt-oss's.
+#[cfg(feature = "chat")]
+const REASONING: [&str; 2] = ["reasoning_content", "thinking"];
+
+/// Arguments that are the text of an object become the object.
+#[cfg(feature = "chat")]
+fn read_arguments(call: &mut Json) {
+    let Json::Object(fields) = call else {
+        return;
+    };
+    for (name, value) in fields {
+        match (name.as_str(), &*value) {
+            ("function", _) => read_arguments(value),
+            ("arguments", Json::String(text)) => {
+                if let Ok(read @ Json::Object(_)) = Json::parse(text) {
+                    *value = read;
+                }
+            }
+            _ => {}
         }
     }
 }

@@ -557,6 +557,43 @@ mod template {
     }
 
     #[test]
+    fn what_was_parsed_is_laid_out_like_any_other_message() {
+        #[track_caller]
+        fn check(template: &str, sampled: &str, expected: &str) {
+            let renderer = renderer(template);
+            let sampled = renderer.tokenizer().encode_plain(sampled).unwrap();
+            let parsed = renderer.parse(&sampled).unwrap().message.without_tokens();
+            let messages = [Message::user("Hi"), parsed];
+            let what = TrainOnWhat::AllAssistantMessages;
+            let examples = renderer.supervised(&messages, what).unwrap();
+            let ids = examples[0].input().to_ints().unwrap();
+            let text = renderer.tokenizer().decode(&ids).unwrap();
+            assert!(text.ends_with(expected), "{template}: {text}");
+        }
+        let thinking = "<think>\nhm\n</think>\n\n";
+        check(
+            QWEN,
+            "<think>hm</think>Hello.<|im_end|>",
+            &format!("{thinking}Hello.<|im_end|>"),
+        );
+        let call = &CALL.replacen('\n', "", 1);
+        check(QWEN, call, CALL);
+        let xml = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n\
+                   </tool_call><|im_end|>";
+        check(
+            "Qwen3.5-4B",
+            &format!("{thinking}{call}"),
+            &format!("{thinking}Hm.\n\n{xml}"),
+        );
+        // A template that writes arguments as they come gets the text.
+        let plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+                     {% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}\
+                     <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\
+                     {% endif %}";
+        check(plain, call, "Hm.{\"a\": 1}<|im_end|>");
+    }
+
+    #[test]
     fn a_turn_that_cannot_be_found_is_refused() {
         let silent = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}\
                       {{ m.content }}{% else %}{{ loop.revindex }}{% endif %}<|im_end|>\n\

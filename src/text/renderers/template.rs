@@ -9,7 +9,8 @@
 use super::super::chat::ChatOptions;
 use super::super::data::Example;
 use super::super::json::{Json, Style};
-use super::super::message::{Content, Message};
+use super::super::message::{Content, Message, ToolCall};
+use super::super::tokenizer::Tokenizer;
 use super::layout::Codec;
 use super::qwen3::blocks;
 use super::reply::{Reply, until_stop};
@@ -23,6 +24,8 @@ pub(super) struct Template {
     /// What ends the turns of others. Some templates end the model's with it too, once another
     /// turn follows: gpt-oss.
     other_end: String,
+    /// Whether arguments of calls are values, which the template writes, and not their text.
+    takes_values: bool,
 }
 
 impl Template {
@@ -51,7 +54,23 @@ impl Template {
         }
         codec.token(&stop)?;
         let other_end = token_after(&asked).unwrap_or(&stop).to_owned();
-        Ok(Self { stop, other_end })
+        Ok(Self {
+            stop,
+            other_end,
+            takes_values: takes_values(tokenizer),
+        })
+    }
+
+    /// The messages in the shape templates know.
+    fn shaped(&self, messages: &[Message]) -> Vec<Message> {
+        let each = messages.iter();
+        each.map(|message| message.for_template(self.takes_values))
+            .collect()
+    }
+
+    /// What the model sampled for a message, if it did.
+    fn sampled(&self, _: &Codec, message: &Message) -> Result<Option<Vec<i32>>> {
+        Ok(sampled(message).map(<[i32]>::to_vec))
     }
 
     fn text(&self, codec: &Codec, messages: &[Message], call: Call<'_>) -> Result<String> {
@@ -70,6 +89,7 @@ impl Template {
         messages: &[Message],
         prefill: &str,
     ) -> Result<ModelInput> {
+        let messages = &self.shaped(messages)[..];
         let turns: Vec<usize> = (0..messages.len())
             .filter(|&index| sampled(&messages[index]).is_some())
             .collect();
@@ -79,7 +99,7 @@ impl Template {
         let mut chunks = vec![codec.tokenizer.encode_plain(&text)?];
         // Turns the model sampled stand as it sampled them.
         for (&index, end) in turns.iter().zip(ends) {
-            chunks.push(sampled(&messages[index]).unwrap_or_default().to_vec());
+            chunks.extend(self.sampled(codec, &messages[index])?);
             let text = self.after_turn(codec, tools, &messages[..end], index)?;
             chunks.push(codec.tokenizer.encode_plain(&text)?);
         }
@@ -146,6 +166,7 @@ impl Template {
         messages: &[Message],
         what: TrainOnWhat,
     ) -> Result<Vec<Example>> {
+        let messages = &self.shaped(messages)[..];
         let user = messages
             .iter()
             .rposition(|message| message.role() == "user");
@@ -182,8 +203,8 @@ impl Template {
     ) -> Result<Example> {
         let prompt = self.prompt(codec, tools, &messages[..index], "")?;
         let given = prompt.length()?;
-        let tokens = match sampled(&messages[index]) {
-            Some(tokens) => tokens.to_vec(),
+        let tokens = match self.sampled(codec, &messages[index])? {
+            Some(tokens) => tokens,
             None => {
                 let before = self.text(codec, &messages[..index], Call::prompt(tools))?;
                 let whole = self.text(codec, &messages[..=index], Call::transcript(tools))?;
@@ -206,6 +227,7 @@ impl Template {
         messages: &[Message],
         what: TrainOnWhat,
     ) -> Result<Example> {
+        let messages = &self.shaped(messages)[..];
         self.by_prefix(codec, tools, messages, what)
             .or_else(|problem| self.by_spans(codec, tools, messages, what, problem))
     }
@@ -292,9 +314,9 @@ impl Template {
                 .ok_or_else(|| not_a_prefix(index))?;
             let encode = |text: &str| codec.tokenizer.encode_plain(text);
             let mut pieces = vec![(encode(header)?, given)];
-            match sampled(message) {
+            match self.sampled(codec, message)? {
                 Some(tokens) => {
-                    pieces.push((tokens.to_vec(), trained));
+                    pieces.push((tokens, trained));
                     pieces.push((encode(self.turn(said).1)?, given));
                 }
                 None => pieces.push((encode(said)?, trained)),
@@ -323,6 +345,16 @@ impl Template {
         }
         Ok(reply.ended(Termination::StopSequence))
     }
+}
+
+/// Whether the template writes the arguments of calls itself: not if it refuses to, and not if
+/// it would print them as Python prints a dictionary.
+fn takes_values(tokenizer: &Tokenizer) -> bool {
+    let arguments = ToolCall::new("f", r#"{"a": 1}"#).with_id("call00000");
+    let called = Message::assistant("").with_tool_calls([arguments]);
+    let probe = [Message::user("a"), called.for_template(true)];
+    let text = tokenizer.render_chat(&probe, &ChatOptions::transcript());
+    text.is_ok_and(|text| !text.contains("{'a': 1}"))
 }
 
 fn with_tools(options: ChatOptions, tools: &[Json]) -> Result<ChatOptions> {
