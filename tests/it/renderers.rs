@@ -13,7 +13,7 @@ use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use tinker::text::renderers::{ModelAttributes, recommended};
 use tinker::text::{Example, Json, Message, Parsed, Renderer, Tokenizer, ToolCall, TrainOnWhat};
-use tinker::types::{Chunk, Stop};
+use tinker::types::{Chunk, ModelInput, Stop};
 
 const FOLDER: &str = "tests/fixtures/text/renderers";
 
@@ -591,6 +591,28 @@ mod template {
                      <|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n\
                      {% endif %}";
         check(plain, call, "Hm.{\"a\": 1}<|im_end|>");
+    }
+
+    #[test]
+    fn a_sampled_turn_that_was_cut_off_is_closed() {
+        let renderer = renderer(QWEN);
+        let sampled = renderer.tokenizer().encode_plain("Hello the").unwrap();
+        let parsed = renderer.parse(&sampled).unwrap().message;
+        let messages = [Message::user("Hi"), parsed, Message::user("And then?")];
+        let text = |input: &ModelInput| {
+            let ids = input.to_ints().unwrap();
+            renderer.tokenizer().decode(&ids).unwrap()
+        };
+        let prompt = text(&renderer.generation_prompt(&messages).unwrap());
+        let expected = format!("assistant\nHello the<|im_end|>{NEXT}");
+        assert!(prompt.ends_with(&expected), "{prompt}");
+        let what = TrainOnWhat::AllAssistantMessages;
+        let examples = renderer.supervised(&messages[..2], what).unwrap();
+        let example = text(examples[0].input());
+        assert!(
+            example.ends_with("assistant\nHello the<|im_end|>"),
+            "{example}"
+        );
     }
 
     #[test]

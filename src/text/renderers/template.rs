@@ -68,9 +68,15 @@ impl Template {
             .collect()
     }
 
-    /// What the model sampled for a message, if it did.
-    fn sampled(&self, _: &Codec, message: &Message) -> Result<Option<Vec<i32>>> {
-        Ok(sampled(message).map(<[i32]>::to_vec))
+    /// What the model sampled for a message, if it did, with the stop where it was cut off.
+    fn sampled(&self, codec: &Codec, message: &Message) -> Result<Option<Vec<i32>>> {
+        let Some(tokens) = sampled(message) else {
+            return Ok(None);
+        };
+        let stop = codec.token(&self.stop)?;
+        let missing = tokens.last() != Some(&stop);
+        let close = missing.then_some(stop).into_iter();
+        Ok(Some(tokens.iter().copied().chain(close).collect()))
     }
 
     fn text(&self, codec: &Codec, messages: &[Message], call: Call<'_>) -> Result<String> {
