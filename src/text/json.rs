@@ -5,9 +5,10 @@
 
 use std::fmt::Write as _;
 
-use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::{self, DeserializeOwned, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, forward_to_deserialize_any};
 
 /// A JSON value whose objects keep their keys in the order they were written in.
 ///
@@ -494,9 +495,12 @@ impl Serialize for Json {
         match self {
             Self::Null => serializer.serialize_unit(),
             Self::Bool(value) => serializer.serialize_bool(*value),
-            Self::Int(digits) => match digits.parse::<i64>() {
-                Ok(value) => serializer.serialize_i64(value),
-                Err(_) => serializer.serialize_f64(digits.parse().unwrap_or(f64::NAN)),
+            Self::Int(digits) => match Whole::read(digits) {
+                Some(Whole::I64(value)) => serializer.serialize_i64(value),
+                Some(Whole::U64(value)) => serializer.serialize_u64(value),
+                Some(Whole::I128(value)) => serializer.serialize_i128(value),
+                Some(Whole::U128(value)) => serializer.serialize_u128(value),
+                None => serializer.serialize_f64(digits.parse().unwrap_or(f64::NAN)),
             },
             Self::Float(value) => serializer.serialize_f64(*value),
             Self::String(text) => serializer.serialize_str(text),
@@ -553,6 +557,14 @@ impl<'de> Deserialize<'de> for Json {
                 Ok(Json::Int(value.to_string()))
             }
 
+            fn visit_i128<E: de::Error>(self, value: i128) -> Result<Json, E> {
+                Ok(Json::Int(value.to_string()))
+            }
+
+            fn visit_u128<E: de::Error>(self, value: u128) -> Result<Json, E> {
+                Ok(Json::Int(value.to_string()))
+            }
+
             fn visit_f64<E: de::Error>(self, value: f64) -> Result<Json, E> {
                 Ok(Json::Float(value))
             }
@@ -583,6 +595,102 @@ impl<'de> Deserialize<'de> for Json {
         }
 
         deserializer.deserialize_any(Any)
+    }
+}
+
+/// The smallest of serde's numbers that holds a whole one; greater ones are floats to it.
+enum Whole {
+    I64(i64),
+    U64(u64),
+    I128(i128),
+    U128(u128),
+}
+
+impl Whole {
+    fn read(digits: &str) -> Option<Self> {
+        let small = digits.parse().map(Self::I64).ok();
+        small
+            .or_else(|| digits.parse().map(Self::U64).ok())
+            .or_else(|| digits.parse().map(Self::I128).ok())
+            .or_else(|| digits.parse().map(Self::U128).ok())
+    }
+}
+
+/// A value as another type, as if it were read from the text.
+pub(crate) fn from_json<T: DeserializeOwned>(value: Json) -> Result<T, String> {
+    T::deserialize(Source(value)).map_err(|error| error.to_string())
+}
+
+/// A value that is read into a type.
+struct Source(Json);
+
+impl<'de> Deserializer<'de> for Source {
+    type Error = de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match self.0 {
+            Json::Null => visitor.visit_unit(),
+            Json::Bool(value) => visitor.visit_bool(value),
+            Json::Int(digits) => match Whole::read(&digits) {
+                Some(Whole::I64(value)) => visitor.visit_i64(value),
+                Some(Whole::U64(value)) => visitor.visit_u64(value),
+                Some(Whole::I128(value)) => visitor.visit_i128(value),
+                Some(Whole::U128(value)) => visitor.visit_u128(value),
+                None => visitor.visit_f64(digits.parse().unwrap_or(f64::NAN)),
+            },
+            Json::Float(value) => visitor.visit_f64(value),
+            Json::String(text) => visitor.visit_string(text),
+            Json::Array(items) => {
+                SeqDeserializer::new(items.into_iter().map(Source)).deserialize_any(visitor)
+            }
+            Json::Object(pairs) => {
+                let pairs = pairs.into_iter().map(|(key, value)| (key, Source(value)));
+                MapDeserializer::new(pairs).deserialize_any(visitor)
+            }
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match self.0 {
+            Json::Null => visitor.visit_none(),
+            value => visitor.visit_some(Source(value)),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    /// Only enums whose variants are names: no row has another.
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        let Json::String(text) = self.0 else {
+            let problem = format!("expected one of {}", variants.join(", "));
+            return Err(de::Error::custom(problem));
+        };
+        text.into_deserializer()
+            .deserialize_enum(name, variants, visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+impl IntoDeserializer<'_> for Source {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
     }
 }
 
@@ -626,6 +734,23 @@ mod tests {
             Style::PLAIN,
             r#"{"a": 3, "b": 2}"#,
         );
+    }
+
+    #[test]
+    fn values_keep_their_numbers_on_the_way_through_serde() {
+        #[track_caller]
+        fn check(number: &str) {
+            let value = Json::parse(&format!(r#"{{"a": [{number}]}}"#)).unwrap();
+            let text = serde_json::to_string(&value).unwrap();
+            assert_eq!(text, format!(r#"{{"a":[{number}]}}"#));
+            assert_eq!(to_json(&value).unwrap(), value);
+            assert_eq!(from_json::<Json>(value.clone()).unwrap(), value);
+        }
+        check("-9223372036854775808");
+        check("18446744073709551615");
+        check("-170141183460469231731687303715884105728");
+        check("340282366920938463463374607431768211455");
+        check("1.5");
     }
 
     #[test]

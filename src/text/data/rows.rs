@@ -1,8 +1,9 @@
 //! The rows of data files, and the examples they become.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::super::json::Json;
+use super::super::json::{Json, from_json};
 use super::super::message::Message;
 use super::super::renderers::{Renderer, TrainOnWhat};
 use super::example::{DatumOptions, Example, Reduction};
@@ -70,7 +71,7 @@ impl Conversation {
 
 impl Row for Conversation {
     fn read(line: &str) -> Result<Self> {
-        let conversation: Self = from_json(line)?;
+        let conversation: Self = parse(line)?;
         check("messages", &conversation.messages)?;
         Ok(conversation)
     }
@@ -108,7 +109,7 @@ pub enum Said {
 
 impl Row for Pair {
     fn read(line: &str) -> Result<Self> {
-        let pair: Self = from_json(line)?;
+        let pair: Self = parse(line)?;
         match (&pair.prompt, &pair.completion) {
             (Said::Text(_), Said::Text(text)) if text.is_empty() => {
                 Err(Error::invalid("completion", "is empty"))
@@ -161,7 +162,7 @@ pub struct Text {
 
 impl Row for Text {
     fn read(line: &str) -> Result<Self> {
-        let row: Self = from_json(line)?;
+        let row: Self = parse(line)?;
         match row.text.is_empty() {
             true => Err(Error::invalid("text", "is empty")),
             false => Ok(row),
@@ -294,7 +295,7 @@ impl Comparison {
 
 impl Row for Comparison {
     fn read(line: &str) -> Result<Self> {
-        let row: Self = from_json(line)?;
+        let row: Self = parse(line)?;
         check(
             "comparison.prompt_conversation",
             &row.comparison.prompt_conversation,
@@ -358,8 +359,10 @@ impl Row for Judgement {
     }
 }
 
-fn from_json<'a, T: Deserialize<'a>>(line: &'a str) -> Result<T> {
-    serde_json::from_str(line).map_err(|error| Error::invalid("row", error.to_string()))
+/// Reads a line as Python's `json.loads` does, which takes `NaN` and keeps great numbers.
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T> {
+    let row = Json::parse(line).and_then(from_json);
+    row.map_err(|problem| Error::invalid("row", problem))
 }
 
 const ROLES: [&str; 5] = ["system", "user", "assistant", "tool", "developer"];
