@@ -224,6 +224,26 @@ fn results_of_gpt_oss_name_their_call() {
 }
 
 #[test]
+fn a_later_message_changes_no_call() {
+    let call = ToolCall::new("f", "{\"a\":\"ü\"}").with_id("1");
+    let mut messages = vec![
+        Message::user("Hi"),
+        Message::assistant("Hm.").with_tool_calls([call.clone()]),
+        Message::tool("ok").answering("1", "f"),
+    ];
+    let before = prompt("deepseekv3", "DeepSeekV31Tokenizer", &messages);
+    messages.push(Message::assistant("").with_tool_calls([call]));
+    messages.push(Message::tool("ok").answering("1", "f"));
+    let after = prompt("deepseekv3", "DeepSeekV31Tokenizer", &messages);
+    assert!(after.starts_with(&before), "{before}\n{after}");
+    // Who says nothing writes arguments as the service's own renderer does.
+    assert!(
+        after[before.len()..].contains(r#"{"a": "\u00fc"}"#),
+        "{after}"
+    );
+}
+
+#[test]
 fn a_sampled_message_that_was_cut_off_is_closed() {
     let renderer = Renderer::named("qwen3", &tokenizer("qwen3")).unwrap();
     let cut = renderer.tokenizer().encode_plain("Hello").unwrap();

@@ -83,7 +83,7 @@ impl DeepSeekV3 {
             _ => {}
         }
         let says = !text.is_empty() || turn.content.is_empty();
-        text += &self.calls(&turn.calls, place.mark)?;
+        text += &self.calls(turn)?;
         let mut output = vec![Piece::Markup(text)];
         if says || !self.is_v31() {
             output.push(Piece::fixed(END));
@@ -95,13 +95,15 @@ impl DeepSeekV3 {
         })
     }
 
-    fn calls(&self, calls: &[ToolCall], mark: usize) -> Result<String> {
-        if calls.is_empty() {
+    /// A turn that only calls is one the cookbook cannot lay out, so its arguments are written
+    /// as the service's own renderer does.
+    fn calls(&self, turn: &Turn) -> Result<String> {
+        if turn.calls.is_empty() {
             return Ok(String::new());
         }
-        let each = calls.iter().map(|call| {
+        let each = turn.calls.iter().map(|call| {
             let name = &call.name;
-            let arguments = match !self.is_v31() || mark == BY_TEMPLATE {
+            let arguments = match !self.is_v31() || turn.content.is_empty() {
                 true => written_anew(call)?,
                 false => call.arguments.clone(),
             };
