@@ -48,7 +48,9 @@ impl Template {
         environment.set_formatter(|out, _, value| Ok(out.write_str(&python::text_of(value))?));
         filters::add_to(&mut environment);
         environment.add_filter(source::GENERATION, generation);
-        environment.add_template_owned(NAME, source::rewrite(source))?;
+        // Line ends are one character to Jinja2, within texts too.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        environment.add_template_owned(NAME, source::rewrite(&source))?;
         Ok(Self { environment })
     }
 
