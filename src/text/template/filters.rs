@@ -6,9 +6,9 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::methods::pad;
+use super::methods::{changed_case, lines, pad, stripped};
 use super::python::{Arguments, float, pairs, refusal, text_of, to_json};
-use super::source::{ITERABLE, MODULO, SLICE, VARIADIC};
+use super::source::{CONCAT, ITERABLE, MODULO, SLICE, TIMES, VARIADIC};
 
 /// Names `minijinja` has and Jinja2 has not: a template that uses them is refused there.
 const FOREIGN: [&str; 5] = ["split", "lines", "chain", "zip", "bool"];
@@ -17,11 +17,21 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     for name in FOREIGN {
         environment.remove_filter(name);
     }
-    let filters: [(&str, Filter); 19] = [
+    let filters: [(&str, Filter); 26] = [
         ("tojson", |value, arguments| {
             to_json(value, arguments).map(Value::from)
         }),
         ("string", |value, _| Ok(Value::from(text_of(value)))),
+        ("trim", trim),
+        ("upper", |value, _| Ok(cased(value, "upper"))),
+        ("lower", |value, _| Ok(cased(value, "lower"))),
+        ("capitalize", |value, _| Ok(cased(value, "capitalize"))),
+        ("title", |value, _| {
+            let text = minijinja::filters::title(text_of(value).into());
+            Ok(as_safe_as(value, text))
+        }),
+        ("join", join),
+        ("reverse", reverse),
         ("length", length),
         ("count", length),
         ("int", int),
@@ -59,6 +69,10 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     environment.add_function(MODULO, modulo);
+    environment.add_function(TIMES, times);
+    environment.add_function(CONCAT, |parts: Rest<Value>| {
+        parts.iter().map(text_of).collect::<String>()
+    });
     environment.add_function(SLICE, slice);
     environment.add_function(ITERABLE, iterable);
     environment.add_function(VARIADIC, |inner: Value, names: Vec<String>| {
@@ -233,6 +247,60 @@ fn modulo(left: Value, right: Value) -> Result<Value, Error> {
     }
 }
 
+/// A longer text or list than this is a mistake, or worse.
+const MOST_REPEATED: usize = 1 << 24;
+
+/// `left * right`, which also repeats texts and lists.
+fn times(left: &Value, right: &Value) -> Result<Value, Error> {
+    let is_many = |value: &Value| matches!(value.kind(), ValueKind::String | ValueKind::Seq);
+    let (many, count) = match (is_many(left), is_many(right)) {
+        (true, false) => (left, right),
+        (false, true) => (right, left),
+        _ => return product(left, right),
+    };
+    let count = bound(count)?.ok_or_else(|| refusal("none repeats nothing"))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    let length = many
+        .as_str()
+        .map_or_else(|| many.len(), |text| Some(text.len()));
+    if length.unwrap_or(0).saturating_mul(count) > MOST_REPEATED {
+        return Err(refusal("what is repeated gets too long"));
+    }
+    if let Some(text) = many.as_str() {
+        return Ok(Value::from(text.repeat(count)));
+    }
+    let items: Vec<Value> = many.try_iter()?.collect();
+    let items: Vec<Value> = std::iter::repeat_n(items, count).flatten().collect();
+    Ok(match many.is_tuple() {
+        true => Value::from(Tuple::from(items)),
+        false => Value::from(items),
+    })
+}
+
+fn product(left: &Value, right: &Value) -> Result<Value, Error> {
+    let impossible = || {
+        let kinds = format!("{} and {}", left.kind(), right.kind());
+        refusal(format!("* works on numbers, not on {kinds}"))
+    };
+    let whole = |value: &Value| match value.kind() {
+        ValueKind::Bool => Some(i128::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => i128::try_from(value.clone()).ok(),
+        _ => None,
+    };
+    let number = |value: &Value| match value.kind() {
+        ValueKind::Bool => Ok(f64::from(u8::from(value.is_true()))),
+        ValueKind::Number => f64::try_from(value.clone()),
+        _ => Err(impossible()),
+    };
+    match (whole(left), whole(right)) {
+        (Some(left), Some(right)) => {
+            let product = left.checked_mul(right).ok_or_else(impossible)?;
+            Ok(i64::try_from(product).map_or_else(|_| Value::from(product), Value::from))
+        }
+        _ => Ok(Value::from(number(left)? * number(right)?)),
+    }
+}
+
 /// How many values a pattern takes at most; `%%` takes none, `*` one more.
 fn conversions(pattern: &str) -> usize {
     let rest = pattern.replace("%%", "");
@@ -281,6 +349,63 @@ impl Object for VariadicMacro {
         arguments.push(Value::from(passed));
         self.inner.call(state, &arguments)
     }
+}
+
+/// Text that needs no escaping if that which it was made of needed none.
+fn as_safe_as(value: &Value, text: String) -> Value {
+    match value.is_safe() {
+        true => Value::from_safe_string(text),
+        false => Value::from(text),
+    }
+}
+
+fn cased(value: &Value, how: &str) -> Value {
+    let text = text_of(value);
+    as_safe_as(value, changed_case(&text, how).unwrap_or(text))
+}
+
+fn trim(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let arguments = Arguments::new(arguments)?;
+    let set = arguments.text(0, "chars")?;
+    arguments.finish(1)?;
+    let text = text_of(value);
+    let trimmed = stripped(&text, "strip", set.as_deref());
+    Ok(as_safe_as(value, trimmed.to_owned()))
+}
+
+fn join(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
+    let arguments = Arguments::new(arguments)?;
+    let between = arguments.get(0, "d").unwrap_or_else(|| Value::from(""));
+    let attribute = arguments.get(1, "attribute").filter(|name| !name.is_none());
+    arguments.finish(2)?;
+    let mut parts = Vec::new();
+    for item in value.try_iter()? {
+        let path = attribute.as_ref().map(text_of);
+        let steps = path.iter().flat_map(|path| path.split('.'));
+        let item = steps.fold(item, |item, step| {
+            let step = step
+                .parse::<i64>()
+                .map_or_else(|_| Value::from(step), Value::from);
+            item.get_item(&step).unwrap_or_default()
+        });
+        parts.push(text_of(&item));
+    }
+    Ok(Value::from(parts.join(&text_of(&between))))
+}
+
+fn reverse(value: &Value, _: &[Value]) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(as_safe_as(value, text.chars().rev().collect()));
+    }
+    if !is_iterable(value) {
+        return Err(refusal(format!(
+            "a value of type {} has no order",
+            value.kind()
+        )));
+    }
+    let mut items: Vec<Value> = value.try_iter()?.collect();
+    items.reverse();
+    Ok(Value::from(items))
 }
 
 fn length(value: &Value, _: &[Value]) -> Result<Value, Error> {
@@ -463,9 +588,9 @@ fn indent(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     };
     let (first, blank) = (arguments.flag(1, "first"), arguments.flag(2, "blank"));
     arguments.finish(3)?;
-    let text = text_of(value);
+    let text = text_of(value) + "\n";
     let mut out = String::with_capacity(text.len());
-    for (index, line) in text.split('\n').enumerate() {
+    for (index, line) in lines(&text, false).into_iter().enumerate() {
         out.push_str(if index == 0 { "" } else { "\n" });
         let is_indented = if index == 0 {
             first

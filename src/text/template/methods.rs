@@ -109,7 +109,8 @@ fn known_text_method(
     method: &str,
     arguments: &Arguments,
 ) -> Result<Option<(Value, usize)>, Error> {
-    if let Some(result) = changed_case(text, method).or_else(|| classified(text, method)) {
+    let changed = changed_case(text, method).map(Value::from);
+    if let Some(result) = changed.or_else(|| classified(text, method)) {
         return Ok(Some((result, 0)));
     }
     let result = match method {
@@ -118,7 +119,10 @@ fn known_text_method(
             (Value::from(stripped(text, method, set.as_deref())), 1)
         }
         "split" | "rsplit" => (split(text, method == "rsplit", arguments)?, 2),
-        "splitlines" => (lines(text, arguments.flag(0, "keepends")), 1),
+        "splitlines" => {
+            let lines = lines(text, arguments.flag(0, "keepends")).into_iter();
+            (lines.map(Value::from).collect(), 1)
+        }
         "partition" | "rpartition" => (partition(text, method, arguments)?, 1),
         "replace" => {
             let (old, new) = (
@@ -157,7 +161,7 @@ fn known_text_method(
     Ok(Some(result))
 }
 
-fn changed_case(text: &str, method: &str) -> Option<Value> {
+pub(super) fn changed_case(text: &str, method: &str) -> Option<String> {
     let is_cased = |c: char| c.is_lowercase() || c.is_uppercase();
     let changed = match method {
         "upper" => text.to_uppercase(),
@@ -189,7 +193,7 @@ fn changed_case(text: &str, method: &str) -> Option<Value> {
         }
         _ => return None,
     };
-    Some(Value::from(changed))
+    Some(changed)
 }
 
 fn classified(text: &str, method: &str) -> Option<Value> {
@@ -206,7 +210,7 @@ fn classified(text: &str, method: &str) -> Option<Value> {
             .all(|c| c == ' ' || !(c.is_control() || c.is_whitespace())),
         "islower" => has_case() && !text.chars().any(char::is_uppercase),
         "isupper" => has_case() && !text.chars().any(char::is_lowercase),
-        "istitle" => has_case() && changed_case(text, "title")?.as_str() == Some(text),
+        "istitle" => has_case() && changed_case(text, "title")? == text,
         "isidentifier" => {
             let is_start = |c: char| c.is_alphabetic() || c == '_';
             let is_rest = |c: char| c.is_alphanumeric() || c == '_';
@@ -221,7 +225,7 @@ fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-fn stripped<'a>(text: &'a str, method: &str, set: Option<&str>) -> &'a str {
+pub(super) fn stripped<'a>(text: &'a str, method: &str, set: Option<&str>) -> &'a str {
     let is_stripped = |c: char| set.map_or_else(|| is_space(c), |set| set.contains(c));
     match method {
         "lstrip" => text.trim_start_matches(is_stripped),
@@ -279,7 +283,8 @@ fn split_at_space(text: &str, from_right: bool, most: usize) -> Vec<&str> {
     parts
 }
 
-fn lines(text: &str, keep_ends: bool) -> Value {
+/// The lines of a text, which Python ends at more than line breaks.
+pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let is_end = |c: char| {
         matches!(
             c,
@@ -297,13 +302,13 @@ fn lines(text: &str, keep_ends: bool) -> Value {
             } else {
                 first
             };
-        parts.push(Value::from(&rest[..if keep_ends { end } else { at }]));
+        parts.push(&rest[..if keep_ends { end } else { at }]);
         rest = &rest[end..];
     }
     if !rest.is_empty() {
-        parts.push(Value::from(rest));
+        parts.push(rest);
     }
-    parts.into_iter().collect()
+    parts
 }
 
 fn partition(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Error> {

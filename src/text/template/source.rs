@@ -1,15 +1,21 @@
 //! What Jinja2 and transformers understand and `minijinja` does not, rewritten into what it does.
 //!
 //! - `{% generation %}` blocks become filter blocks that mark what they produced;
-//! - `a % b` becomes a call, because in Python it also formats texts;
+//! - `a % b`, `a * b` and `a ~ b` become calls, because in Python the first also formats texts,
+//!   the second repeats nothing where a number is negative, and the third prints as Python does;
 //! - `x[a:b:c]` becomes a call, because minijinja 3.0.5 panics or errs where `c` is negative;
 //! - the iterable of `{% for %}` passes through a check, because `none` must be refused there;
-//! - macros that use `varargs` or `kwargs` become ordinary ones behind an adapter.
-
-use std::borrow::Cow;
+//! - macros that use `varargs` or `kwargs` become ordinary ones behind an adapter;
+//! - parameters whose default names another one are given it within the macro;
+//! - macros read the namespaces they assign to, which else stay outside of them;
+//! - the line break after `{% raw %}` is doubled, because `minijinja` takes one away.
 
 /// Names no template uses.
 pub(super) const MODULO: &str = "__modulo";
+pub(super) const TIMES: &str = "__times";
+pub(super) const CONCAT: &str = "__concat";
+/// A name that nothing sets.
+const UNSET: &str = "__unset";
 pub(super) const SLICE: &str = "__slice";
 pub(super) const ITERABLE: &str = "__iterable";
 pub(super) const GENERATION: &str = "__generation";
@@ -38,20 +44,38 @@ pub(super) fn rewrite(source: &str) -> String {
                 push_all(&mut out, &[open, &body, close]);
             }
             Some("macro") if is_tag => {
-                let variadic = variadic(&tokens, &pieces[index + 1..]);
-                let body = match &variadic {
-                    Some(variadic) => Cow::Owned(variadic.definition.clone()),
-                    None => Cow::Owned(statement(&tokens)),
+                let inner = inner(&pieces[index + 1..], "macro", "endmacro");
+                let signature = Signature::read(&tokens);
+                let variadic = match &signature {
+                    Some(signature) if asks_for_more(&inner) => Some(signature.adapter()),
+                    _ => None,
                 };
-                push_all(&mut out, &[open, &body, close]);
+                let head = match &signature {
+                    Some(signature) => signature.definition(variadic.is_some()),
+                    None => statement(&tokens),
+                };
+                let defaults = signature.map(|s| s.late_defaults()).unwrap_or_default();
+                let begin: String = defaults.iter().chain(&reads(&inner)).cloned().collect();
+                push_all(&mut out, &[open, &head, &begin, close]);
                 open_macros.push(variadic);
+            }
+            Some("call") if is_tag => {
+                let inner = inner(&pieces[index + 1..], "call", "endcall");
+                let begin = reads(&inner).concat();
+                push_all(&mut out, &[open, &statement(&tokens), &begin, close]);
+            }
+            Some("raw") if is_tag => {
+                let text = pieces.get(index + 1).map_or("", Piece::text);
+                let newline = if *close == "%}" && text.starts_with('\n') {
+                    "\n"
+                } else {
+                    ""
+                };
+                push_all(&mut out, &[open, body, close, newline]);
             }
             Some("endmacro") if is_tag => match open_macros.pop().flatten() {
                 // The adapter's tag comes last and so decides about the white space after it.
-                Some(variadic) => {
-                    let adapter = format!("%}}{{%{}", variadic.adapter);
-                    push_all(&mut out, &[open, body, &adapter, close]);
-                }
+                Some(adapter) => push_all(&mut out, &[open, body, &adapter, close]),
                 None => push_all(&mut out, &[open, body, close]),
             },
             Some("for") if is_tag => push_all(&mut out, &[open, &for_loop(&tokens), close]),
@@ -321,8 +345,8 @@ impl<'a> Reader<'a> {
                 ")" | "]" | "}" => return,
                 _ if ends.contains(&token) => return,
                 _ if is_sign || is_operand(token) => {
-                    let product = self.product();
-                    out.push_str(&product);
+                    let joined = self.joined();
+                    out.push_str(&joined);
                     follows_operand = true;
                 }
                 _ => {
@@ -331,6 +355,24 @@ impl<'a> Reader<'a> {
                     self.at += 1;
                 }
             }
+        }
+    }
+
+    /// Products joined by `~`.
+    fn joined(&mut self) -> String {
+        let mut parts = vec![self.product()];
+        while let Some((index, "~")) = self.peek_code() {
+            self.at = index + 1;
+            self.at = self.peek_code().map_or(self.at, |(next, _)| next);
+            match self.product().trim() {
+                // Nothing to join; minijinja will say so.
+                "" => return parts.join(" ~ ") + " ~ ",
+                part => parts.push(part.to_owned()),
+            }
+        }
+        match &parts[..] {
+            [part] => part.clone(),
+            _ => format!("{CONCAT}({})", parts.join(", ")),
         }
     }
 
@@ -343,6 +385,7 @@ impl<'a> Reader<'a> {
             let right = right.trim_start();
             left = match operator {
                 "%" => format!("{MODULO}({left}, {right})"),
+                "*" => format!("{TIMES}({left}, {right})"),
                 _ => format!("{left} {operator} {right}"),
             };
         }
@@ -452,63 +495,146 @@ fn is_operand(token: &str) -> bool {
     opens || is_text(token) || (is_word && !WORDS.contains(&token))
 }
 
-struct Variadic {
-    definition: String,
-    adapter: String,
-}
-
-/// How a macro is written if its body asks for `varargs` or `kwargs`.
-fn variadic(tokens: &[&str], following: &[Piece<'_>]) -> Option<Variadic> {
+/// The tags up to the end of a block that has just begun, as tokens without space.
+fn inner<'a>(following: &[Piece<'a>], open: &str, close: &str) -> Vec<Vec<&'a str>> {
     let mut depth = 0;
-    let mut asks = false;
+    let mut found = Vec::new();
     for piece in following {
         let Piece::Code { body, .. } = piece else {
             continue;
         };
-        let tokens = self::tokens(body);
-        match tokens.iter().find(|token| !is_space(token)) {
-            Some(&"macro") => depth += 1,
-            Some(&"endmacro") if depth == 0 => break,
-            Some(&"endmacro") => depth -= 1,
+        let tokens = code(&tokens(body));
+        match tokens.first() {
+            Some(name) if *name == open => depth += 1,
+            Some(name) if *name == close && depth == 0 => break,
+            Some(name) if *name == close => depth -= 1,
             _ => {}
         }
-        asks |= tokens
-            .iter()
-            .any(|token| ["varargs", "kwargs"].contains(token));
+        found.push(tokens);
     }
-    let code: Vec<&str> = tokens
-        .iter()
-        .filter(|token| !is_space(token))
-        .copied()
-        .collect();
-    let (name, parameters) = match code[..] {
-        ["macro", name, "(", ref parameters @ .., ")"] if asks => (name, parameters),
-        _ => return None,
-    };
-    let mut depth = 0;
-    let mut names = Vec::new();
-    let mut expected = true;
-    for token in parameters {
+    found
+}
+
+/// Tokens that are no space.
+fn code<'a>(tokens: &[&'a str]) -> Vec<&'a str> {
+    let code = tokens.iter().filter(|token| !is_space(token));
+    code.copied().collect()
+}
+
+fn asks_for_more(inner: &[Vec<&str>]) -> bool {
+    let mut tokens = inner.iter().flatten();
+    tokens.any(|token| ["varargs", "kwargs"].contains(token))
+}
+
+/// Tags, to put behind one that begins a block, that read the namespaces the block assigns to.
+fn reads(inner: &[Vec<&str>]) -> Vec<String> {
+    let mut names: Vec<&str> = Vec::new();
+    for tokens in inner {
+        if let ["set", name, ".", ..] = tokens[..]
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+    }
+    let read = |name: &&str| format!("%}}{{% if {name} %}}{{% endif ");
+    names.iter().map(read).collect()
+}
+
+/// `macro name(parameter, parameter=default)`
+struct Signature<'a> {
+    name: &'a str,
+    parameters: Vec<Parameter<'a>>,
+}
+
+struct Parameter<'a> {
+    name: &'a str,
+    /// Empty if it has none.
+    default: String,
+    /// The default names a parameter before this one.
+    is_late: bool,
+}
+
+impl<'a> Signature<'a> {
+    /// `None` for what is no macro; minijinja will say so.
+    fn read(tokens: &[&'a str]) -> Option<Self> {
+        let code = code(tokens);
+        let (name, rest) = match code[..] {
+            ["macro", name, "(", ref rest @ .., ")"] => (name, rest),
+            _ => return None,
+        };
+        let mut parameters: Vec<Parameter<'a>> = Vec::new();
+        for part in split_at_commas(rest) {
+            let (name, default) = match part[..] {
+                [] => continue,
+                [name] => (name, &[][..]),
+                [name, "=", ref default @ ..] => (name, default),
+                _ => return None,
+            };
+            let is_earlier = |token: &&str| parameters.iter().any(|known| known.name == *token);
+            parameters.push(Parameter {
+                name,
+                default: expression(default),
+                is_late: default.iter().any(is_earlier),
+            });
+        }
+        Some(Self { name, parameters })
+    }
+
+    /// The tag, with parameters of its own for what a macro may ask for beside those it names.
+    fn definition(&self, is_variadic: bool) -> String {
+        let parameter = |parameter: &Parameter<'_>| match parameter {
+            Parameter {
+                name,
+                is_late: true,
+                ..
+            } => format!("{name}={UNSET}"),
+            Parameter { name, default, .. } if default.is_empty() => (*name).to_owned(),
+            Parameter { name, default, .. } => format!("{name}={default}"),
+        };
+        let mut parameters: Vec<String> = self.parameters.iter().map(parameter).collect();
+        let hidden = if is_variadic { "__" } else { "" };
+        if is_variadic {
+            parameters.extend(["varargs=()", "kwargs={}"].map(str::to_owned));
+        }
+        format!(" macro {hidden}{}({}) ", self.name, parameters.join(", "))
+    }
+
+    /// Tags, to put behind the definition, that set what it could not.
+    fn late_defaults(&self) -> Vec<String> {
+        let late = self.parameters.iter().filter(|parameter| parameter.is_late);
+        late.map(|Parameter { name, default, .. }| {
+            format!("%}}{{% set {name} = ({default}) if {name} is undefined else {name} ")
+        })
+        .collect()
+    }
+
+    /// The tag, to put behind the end, that lets the macro be called with more than it names.
+    fn adapter(&self) -> String {
+        let names = self.parameters.iter().map(|p| format!("'{}'", p.name));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let name = self.name;
+        format!("%}}{{% set {name} = {VARIADIC}(__{name}, [{names}]) ")
+    }
+}
+
+fn split_at_commas<'a>(tokens: &[&'a str]) -> Vec<Vec<&'a str>> {
+    let mut depth = 0usize;
+    let mut parts = vec![Vec::new()];
+    for token in tokens {
         match *token {
             "(" | "[" | "{" => depth += 1,
-            ")" | "]" | "}" => depth -= 1,
-            "," if depth == 0 => expected = true,
-            name if expected => {
-                names.push(format!("'{name}'"));
-                expected = false;
+            ")" | "]" | "}" => depth = depth.saturating_sub(1),
+            "," if depth == 0 => {
+                parts.push(Vec::new());
+                continue;
             }
             _ => {}
         }
+        if let Some(part) = parts.last_mut() {
+            part.push(*token);
+        }
     }
-    let comma = if parameters.is_empty() { "" } else { ", " };
-    let parameters = parameters.join(" ");
-    Some(Variadic {
-        definition: format!(" macro __{name}({parameters}{comma}varargs=(), kwargs={{}}) "),
-        adapter: format!(
-            " set {name} = {VARIADIC}(__{name}, [{}]) ",
-            names.join(", ")
-        ),
-    })
+    parts
 }
 
 #[cfg(test)]
@@ -527,8 +653,8 @@ mod tests {
             "plain { text } %",
             "{# 1 % 2 #}{% raw %}{{ 1 % 2 }}{% endraw %}",
             "{%- if a.b['c'](d) | e(1)|f is g -%} x {%+ endif +%}",
-            "{{ '%}' ~ \"}}\" }} {{ {'a': {'b': 1}} }}",
-            "{% set x = -1 * (2 + 3) ** 2 // y %}",
+            "{{ '%}' + \"}}\" }} {{ {'a': {'b': 1}} }}",
+            "{% set x = -1 + (2 + 3) ** 2 // y %}",
             "{{ unfinished",
             "{% macro m(a, b=2) %}{{ a }}{% endmacro %}",
         ] {
@@ -541,11 +667,11 @@ mod tests {
         check("{{ a % b }}", "{{ __modulo(a, b) }}");
         check(
             "{{ 'x' 'y%s' % (a % 2, b)|c ~ d }}",
-            "{{ __modulo('x' 'y%s', (__modulo(a, 2), b)|c) ~ d }}",
+            "{{ __concat(__modulo('x' 'y%s', (__modulo(a, 2), b)|c), d) }}",
         );
         check(
             "{{ a * b % -c.d[0] / 2 == 0 }}",
-            "{{ __modulo(a * b, -c.d[0]) / 2 == 0 }}",
+            "{{ __modulo(__times(a, b), -c.d[0]) / 2 == 0 }}",
         );
         check(
             "{% if loop.index0 % 2 %}",
@@ -556,7 +682,7 @@ mod tests {
     #[test]
     fn slices_become_calls() {
         check("{{ a[1] }}{{ a[{'b':1}] }}", "{{ a[1] }}{{ a[{'b':1}] }}");
-        check("{{ -a.b[1:] ~ c }}", "{{ -__slice(a.b, 1, none) ~ c }}");
+        check("{{ -a.b[1:] + c }}", "{{ -__slice(a.b, 1, none) + c }}");
         check(
             "{{ a(b)[::-1][c[0] % 2 if d else e[:1]:]|f }}",
             "{{ __slice(__slice(a(b), none, none, -1), __modulo(c[0], 2) if d else \
@@ -590,8 +716,33 @@ mod tests {
         );
         check(
             "{% macro m(a, b=(1, 2)) %}{{ varargs }}{%- endmacro -%}\n",
-            "{% macro __m(a , b = ( 1 , 2 ), varargs=(), kwargs={}) %}{{ varargs }}{%- endmacro %}\
+            "{% macro __m(a, b=(1,2), varargs=(), kwargs={}) %}{{ varargs }}{%- endmacro %}\
              {% set m = __variadic(__m, ['a', 'b']) -%}\n",
         );
+    }
+
+    #[test]
+    fn texts_are_joined_by_a_call() {
+        check(
+            "{{ -a ~ b * 2|c ~ 'd' == e }}",
+            "{{ __concat(-a, __times(b, 2|c), 'd') == e }}",
+        );
+        check("{{ a ~ }}", "{{ a ~ }}");
+    }
+
+    #[test]
+    fn macros_begin_with_what_they_need() {
+        check(
+            "{%- macro m(a, b=a|c, d=[1]) -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
+            "{%- macro m(a, b=__unset, d=[1]) %}{% set b = (a|c) if b is undefined else b \
+             %}{% if n %}{% endif -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
+        );
+    }
+
+    #[test]
+    fn the_line_break_after_raw_stays() {
+        check("{% raw %}\na{% endraw %}\n", "{% raw %}\n\na{% endraw %}\n");
+        let taken = "{% raw -%}\na{% endraw %}";
+        check(taken, taken);
     }
 }
