@@ -8,7 +8,7 @@ use tinker::text::data::{
     RenderOptions, Row, Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
     without_constant_groups, without_mask,
 };
-use tinker::text::{DatumOptions, Example, Message, Reduction, Renderer, TrainOnWhat};
+use tinker::text::{DatumOptions, Example, Json, Message, Reduction, Renderer, TrainOnWhat};
 use tinker::types::{Chunk, ImageFormat};
 use tinker::{Datum, ModelInput};
 
@@ -221,6 +221,7 @@ fn rows_are_read_as_python_reads_them() {
     }
     check(r#""score": NaN, "other": [-Infinity, 1e400]"#);
     check(r#""note": "cut \ud83d""#);
+    assert_eq!(check(r#""tools": null"#).tools, Vec::<Json>::new());
     let numbers = "18446744073709551615, -170141183460469231731687303715884105728";
     let row = check(&format!(
         r#""tools": [{{"name": "f", "enum": [{numbers}]}}]"#

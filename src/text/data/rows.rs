@@ -1,7 +1,7 @@
 //! The rows of data files, and the examples they become.
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::super::json::{Json, from_json};
 use super::super::message::Message;
@@ -48,7 +48,11 @@ pub struct Conversation {
     /// The messages.
     pub messages: Vec<Message>,
     /// The tools declared, as JSON objects. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "or_none",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub tools: Vec<Json>,
 }
 
@@ -363,6 +367,11 @@ impl Row for Judgement {
 fn parse<T: DeserializeOwned>(line: &str) -> Result<T> {
     let row = Json::parse(line).and_then(from_json);
     row.map_err(|problem| Error::invalid("row", problem))
+}
+
+/// `null` for no list, as Python's libraries write it.
+fn or_none<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<Json>, D::Error> {
+    Option::deserialize(list).map(Option::unwrap_or_default)
 }
 
 const ROLES: [&str; 5] = ["system", "user", "assistant", "tool", "developer"];
