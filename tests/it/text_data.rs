@@ -234,6 +234,24 @@ fn rows_are_read_as_python_reads_them() {
 }
 
 #[test]
+fn bytes_that_are_no_text_spoil_one_line_only() {
+    let good = r#"{"text": "Hi"}"#;
+    let mut lines = format!("{good}\n{{\"text\": \"").into_bytes();
+    lines.extend(b"\xff\"}\n");
+    lines.extend(good.as_bytes());
+    let open = |lines: &[u8]| Reader::<Text>::new("f.jsonl", std::io::Cursor::new(lines.to_vec()));
+    let mut rows = open(&lines).skipping();
+    assert_eq!(rows.by_ref().map(Result::unwrap).count(), 2);
+    let problem = "invalid f.jsonl:2: is no UTF-8 text from byte 11 on";
+    assert_eq!(rows.skipped().first, [problem]);
+    let error = open(&lines).nth(1).unwrap().unwrap_err();
+    assert_eq!(error.to_string(), problem);
+    // Some editors put a mark at the start of a file.
+    let marked = format!("\u{feff}{good}\r\n\r\n{good}");
+    assert_eq!(open(marked.as_bytes()).map(Result::unwrap).count(), 2);
+}
+
+#[test]
 fn sequences_that_are_too_long_are_cut_or_refused() {
     let line = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}"#;
     let datums = |options: RenderOptions| -> Datums<Conversation> {

@@ -119,19 +119,17 @@ impl<T: Row> Reader<T> {
 
     /// The next row with the number of its line.
     fn next_row(&mut self) -> Option<(usize, Result<T>)> {
-        let mut text = String::new();
+        let mut bytes = Vec::new();
         while !self.done {
-            text.clear();
+            bytes.clear();
             self.line += 1;
-            match self.lines.read_line(&mut text) {
+            match self.lines.read_until(b'\n', &mut bytes) {
                 Ok(0) => self.done = true,
-                Ok(_) if text.trim().is_empty() => {}
                 Ok(_) => {
-                    let row = T::read(text.trim());
-                    return Some((
-                        self.line,
-                        row.map_err(|error| self.located(self.line, error)),
-                    ));
+                    let Some(row) = self.row(&bytes).transpose() else {
+                        continue;
+                    };
+                    return Some((self.line, row));
                 }
                 Err(error) => {
                     self.done = true;
@@ -141,6 +139,26 @@ impl<T: Row> Reader<T> {
             }
         }
         None
+    }
+
+    /// The row of a line, if it is not empty.
+    fn row(&self, line: &[u8]) -> Result<Option<T>> {
+        let place = format!("{}:{}", self.name, self.line);
+        let text = std::str::from_utf8(line).map_err(|error| {
+            let problem = format!("is no UTF-8 text from byte {} on", error.valid_up_to() + 1);
+            Error::invalid(&*place, problem)
+        })?;
+        // Some editors mark the start of a file.
+        let text = match self.line {
+            1 => text.strip_prefix('\u{feff}').unwrap_or(text),
+            _ => text,
+        };
+        match text.trim() {
+            "" => Ok(None),
+            text => T::read(text)
+                .map(Some)
+                .map_err(|error| error.within(&place)),
+        }
     }
 
     fn located(&self, line: usize, error: Error) -> Error {
