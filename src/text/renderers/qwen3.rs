@@ -7,15 +7,11 @@
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn};
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, content_blocks, inside, json_call, unterminated, until_stop};
+use super::reply::{Reply, content_blocks, json_call, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
 const END: &str = "<|im_end|>";
-
-/// See [`Family::survey`]: the conversation has what only the models' template, not the
-/// cookbook, can write: a run of results of tools in one block, tools in other scripts.
-const BY_TEMPLATE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Thinking {
@@ -241,11 +237,7 @@ impl Family for Qwen3Vl {
             let calls = json_calls(&turn.calls, Style::PLAIN)?;
             parts.push(Said::Text(format!("{newline}{calls}")));
         }
-        let (mut header, open, close) = block(turn, place);
-        if place.mark == BY_TEMPLATE && turn.is("assistant") && place.is_last {
-            header = self.suffix(place)?;
-            open_block(&mut parts, turn);
-        }
+        let (header, open, close) = block(turn, place);
         let spelled = match parts.first() {
             Some(Said::Text(_)) if !self.unframes && only_thinks(turn) && produced(place) => {
                 Some(parts.remove(0))
@@ -268,21 +260,11 @@ impl Family for Qwen3Vl {
         })
     }
 
-    fn survey(&self, turns: &[Turn]) -> usize {
-        match self.unframes && (has_run(turns) || declares_other_scripts(turns)) {
-            true => BY_TEMPLATE,
-            false => 0,
-        }
-    }
-
+    /// As the cookbook's ends, which leaves it to the model to think.
     fn suffix(&self, place: &Place<'_>) -> Result<Vec<Piece>> {
-        let block = match place.mark {
-            BY_TEMPLATE => "<think>\n",
-            _ => "",
-        };
         let newline = place.newline();
         Ok(vec![Piece::fixed(format!(
-            "{newline}<|im_start|>assistant\n{block}"
+            "{newline}<|im_start|>assistant\n"
         ))])
     }
 
@@ -351,29 +333,6 @@ fn has_run(turns: &[Turn]) -> bool {
     turns
         .windows(2)
         .any(|pair| goes_on(&pair[0], Some(&pair[1])))
-}
-
-/// Tools are declared that are not all ASCII.
-fn declares_other_scripts(turns: &[Turn]) -> bool {
-    let system = turns.first().filter(|turn| turn.is("system"));
-    let text = system.map(|turn| turn.content.text()).unwrap_or_default();
-    let tools = text.split_once("<tools>\n").map(|(_, tools)| tools);
-    tools.is_some_and(|tools| !tools.is_ascii())
-}
-
-/// Lays out an answer after a prompt that opens the block of thinking.
-fn open_block(parts: &mut Vec<Said>, turn: &Turn) {
-    if !turn.content.has_thinking_part() {
-        parts.insert(0, Said::Text("\n</think>\n\n".to_owned()));
-        return;
-    }
-    for part in parts {
-        if let Said::Text(text) = part
-            && let Some(thought) = text.strip_prefix("<think>")
-        {
-            *text = format!("{}\n</think>\n\n", inside(thought, "", "</think>"));
-        }
-    }
 }
 
 /// Both are results of tools, which share a block.
