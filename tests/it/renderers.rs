@@ -283,6 +283,48 @@ fn a_sampled_message_that_was_cut_off_is_closed() {
 }
 
 #[test]
+fn a_message_of_gpt_oss_is_closed_once() {
+    let renderer = Renderer::named("gpt_oss_no_sysprompt", &tokenizer("gptoss")).unwrap();
+    let cut = "<|channel|>analysis<|message|>Hm.<|end|>";
+    let cut = renderer.tokenizer().encode_plain(cut).unwrap();
+    let messages = [
+        Message::user("Hi"),
+        Message::assistant("").with_tokens(cut),
+        Message::user("Bye"),
+    ];
+    let ids = renderer.generation_prompt(&messages).unwrap().to_ints();
+    let text = renderer.tokenizer().decode(&ids.unwrap()).unwrap();
+    assert!(text.contains("Hm.<|end|><|start|>user"), "{text}");
+}
+
+#[test]
+fn only_the_first_thinking_is_trimmed() {
+    #[track_caller]
+    fn check(name: &str, file: &str) {
+        let renderer = Renderer::named(name, &tokenizer(file)).unwrap();
+        let sampled = "<think>\n a </think>b<think> c </think>d<|im_end|>";
+        let sampled = renderer.tokenizer().encode_plain(sampled).unwrap();
+        let parsed = renderer.parse(&sampled).unwrap().message;
+        assert_eq!(
+            (parsed.thinking(), parsed.text()),
+            ("a c ".into(), "bd".into())
+        );
+    }
+    check("qwen3_5", "Qwen35Tokenizer");
+    check("nemotron3", "Nemotron3Tokenizer");
+}
+
+#[test]
+fn a_message_that_cannot_be_joined_is_named() {
+    let renderer = Renderer::named("deepseekv4_1", &tokenizer("DeepSeekV41Tokenizer")).unwrap();
+    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+    let messages = [Message::user("Hi"), Message::new("user", parts)];
+    let error = renderer.generation_prompt(&messages).unwrap_err();
+    let expected = "invalid messages[1].content: must be text here, not 2 parts";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
 fn images_are_chunks_between_their_marks() {
     let image = r#"{"type": "image", "image": "data:image/png;base64,iVBO", "expected_tokens": 5}"#;
     let line =

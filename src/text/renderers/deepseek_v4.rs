@@ -417,6 +417,10 @@ fn fold_declarations(turns: &mut [Turn]) -> Result<()> {
 
 /// Messages of users and tools next to each other are one turn, which the first carries.
 fn join_user_turns(turns: &mut [Turn], sorted: bool) -> Result<()> {
+    for (index, turn) in turns.iter().enumerate().filter(|(_, turn)| is_user(turn)) {
+        let text = turn.plain_text();
+        text.map_err(|error| error.within(&format!("messages[{index}]")))?;
+    }
     let mut order: HashMap<String, usize> = HashMap::new();
     let mut index = 0;
     while index < turns.len() {

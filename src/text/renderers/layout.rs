@@ -555,7 +555,7 @@ impl<'a> Layout<'a> {
         let Some(last) = tokens.last() else {
             return Ok(false);
         };
-        for stop in facts.stop {
+        for stop in facts.stop.iter().chain([&facts.close]) {
             if self.encoder.codec.token(stop)? == *last {
                 return Ok(true);
             }

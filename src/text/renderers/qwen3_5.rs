@@ -255,9 +255,16 @@ pub(super) fn read(
     let mut reply = blocks(&text, true);
     if let Content::Parts(parts) = &mut reply.content {
         separate(parts);
+        // The cookbook looks no further than the first text after thinking.
+        let mut thinks = false;
         for part in parts {
-            if let Said::Thinking(text) = part {
-                *text = text.trim().to_owned();
+            match part {
+                Said::Thinking(text) => {
+                    *text = text.trim().to_owned();
+                    thinks = true;
+                }
+                Said::Text(_) if thinks => break,
+                _ => {}
             }
         }
     }

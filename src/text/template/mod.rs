@@ -2,7 +2,7 @@
 //!
 //! The engine is `minijinja`, with Python's ways of printing, its methods and Jinja2's filters put
 //! in place of its own. What still differs, and no chat template is known to use: comparing a text
-//! with a number is false instead of an error; the views of a dictionary, methods and generators
+//! with a number has a result instead of an error; the views of a dictionary, methods and generators
 //! print as lists or nothing; `{% autoescape %}` and the filters `wordwrap`,
 //! `xmlattr`, `filesizeformat`, `pprint` and `random` are missing; whole numbers have 128 bits.
 
