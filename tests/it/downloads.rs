@@ -279,7 +279,7 @@ fn a_client_closed_meanwhile_leaves_whole_files_only() {
     assert_eq!(entries(home.path()), [".got.partial"]);
     assert_eq!(
         entries(&home.path().join(".got.partial")),
-        [".b.part-of", "b"]
+        [".b.part-of", ".of-checkpoint", "b"]
     );
 }
 
@@ -351,4 +351,69 @@ fn a_training_checkpoint_is_exported_fetched_and_the_export_deleted() {
             .to_string()
             .contains("cannot be downloaded")
     );
+}
+
+/// Adapters of one rank have files of one length, and not every store marks its contents.
+#[test]
+fn what_another_checkpoint_left_is_not_taken_up() {
+    let fake = Fake::start();
+    offer(&fake.server, &["a.bin", "only-in-a"], LATER);
+    let (a, b) = (vec![1u8; 50_000], vec![2u8; 50_000]);
+    let cut = Reply::bytes("application/octet-stream", a).cut_before_end(20_000);
+    fake.server.reply("GET", "/dl/a.bin", cut);
+    fake.server.reply("GET", "/dl/a.bin", Reply::status(400));
+    fake.server
+        .always("GET", "/dl/only-in-a", Reply::bytes("text/plain", "a"));
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("got");
+    let download = |path: &str| {
+        let rest = fake.service().rest();
+        rest.download_checkpoint(path, &folder, DownloadOptions::default())
+    };
+    assert_eq!(download(EXTERNAL).unwrap_err().status(), Some(400));
+
+    fake.server.on("GET", "/dl/a.bin", store(&b, "\"b\""));
+    let urls = json!({"a.bin": format!("{}/dl/a.bin", fake.server.url())});
+    fake.server.always(
+        "GET",
+        &LINKS.replace("external_weights/a/", "external_weights/b/"),
+        Reply::json(&json!({"urls": urls, "expires": LATER})),
+    );
+    let got = download("tinker://R1/external_weights/b").unwrap();
+    assert!(fs::read(folder.join("a.bin")).unwrap() == b);
+    assert_eq!(
+        (got.bytes, entries(&folder)),
+        (50_000, vec!["a.bin".into()])
+    );
+}
+
+/// The same checkpoint is the same content even where the store does not mark it; what else lies
+/// in the stage, as from a server that renamed its files, is not part of it.
+#[test]
+fn only_what_the_checkpoint_lists_is_published() {
+    let fake = Fake::start();
+    offer(&fake.server, &["a.bin", "old/b"], LATER);
+    let body = content(50_000);
+    let cut = Reply::bytes("application/octet-stream", body.clone()).cut_before_end(20_000);
+    fake.server.reply("GET", "/dl/a.bin", cut);
+    fake.server.reply("GET", "/dl/a.bin", Reply::status(400));
+    fake.server
+        .always("GET", "/dl/old/b", Reply::bytes("text/plain", "b"));
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("got");
+    let download = || {
+        let rest = fake.service().rest();
+        rest.download_checkpoint(EXTERNAL, &folder, DownloadOptions::default())
+    };
+    assert_eq!(download().unwrap_err().status(), Some(400));
+    fs::create_dir_all(home.path().join(".got.partial/old")).unwrap();
+    fs::write(home.path().join(".got.partial/old/stray"), "x").unwrap();
+
+    fake.server.on("GET", "/dl/a.bin", store(&body, "\"a\""));
+    offer(&fake.server, &["a.bin"], LATER);
+    download().unwrap();
+    assert_eq!(entries(&folder), ["a.bin"]);
+    assert!(fs::read(folder.join("a.bin")).unwrap() == body);
+    let asked = ranges(&fake.server, "a.bin");
+    assert_eq!(asked.last().unwrap().as_deref(), Some("bytes=30000-"));
 }

@@ -78,7 +78,7 @@ impl RestClient {
     /// is created from it, its weights saved for other programs, fetched, and the export deleted.
     /// Several files are fetched at once, in constant memory; links are renewed before they run
     /// out. What a failure leaves is kept in a hidden folder beside the target, and the next
-    /// call goes on with it; a client that is closed meanwhile leaves whole files only.
+    /// call for the same checkpoint goes on with it; a client that is closed meanwhile leaves whole files only.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -107,15 +107,16 @@ impl RestClient {
     ) -> Result<Downloaded> {
         let checkpoint = checkpoint.into();
         let (path, folder) = (checkpoint.to_string(), folder.as_ref());
-        let stage = Stage::open(folder, options.force)?;
-        match path.parse::<TinkerPath>()?.kind() {
-            CheckpointKind::Sampler => {
-                let problem = "sampler weights cannot be downloaded, only training checkpoints \
-                               and external weights";
-                Err(Error::invalid("tinker_path", format!("{problem}: {path}")))
-            }
+        let kind = path.parse::<TinkerPath>()?.kind();
+        if kind == CheckpointKind::Sampler {
+            let problem = "sampler weights cannot be downloaded, only training checkpoints \
+                           and external weights";
+            return Err(Error::invalid("tinker_path", format!("{problem}: {path}")));
+        }
+        let stage = Stage::open(folder, &path, options.force)?;
+        match kind {
             CheckpointKind::External => self.download_staged(&path, &stage, &options, None),
-            CheckpointKind::Training => match self.download_exported(&path, &stage, &options) {
+            _ => match self.download_exported(&path, &stage, &options) {
                 // SkyRL and servers of before 0.28 export nothing, but have archives.
                 Err(error) if exports_nothing(&error) => {
                     self.download_unpacked(&path, &stage).map_err(|_| error)

@@ -132,7 +132,7 @@ impl Part {
     }
 
     /// A file whose beginnings stay for a later process to go on with, and whose note stays
-    /// even with the whole of it, until [`forget`]: the server is asked whether it is still so.
+    /// even with the whole of it: the server is asked whether it is still so.
     pub(crate) fn lasting(target: &Path) -> Result<Self> {
         let path = beside(target, "part");
         if target.exists() {
@@ -274,7 +274,7 @@ fn beside(target: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Removes what was noted about a lasting part.
-pub(crate) fn forget(target: &Path) {
+fn forget(target: &Path) {
     // There is none beside most files.
     let _ = fs::remove_file(beside(target, NOTE));
 }

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::files::{self, Links, Plan};
 use super::link::Link;
-use super::part::{cannot, forget};
+use super::part::cannot;
 use crate::error::{Context, Error, Result};
 
 /// A downloaded checkpoint.
@@ -21,6 +21,9 @@ pub struct Downloaded {
     pub bytes: u64,
 }
 
+/// In a stage: the checkpoint whose files come together there. It is not published.
+const MARK: &str = ".of-checkpoint";
+
 /// The hidden folder beside a target in which its files come together. One process at a time.
 pub(crate) struct Stage {
     target: PathBuf,
@@ -30,7 +33,9 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn open(target: &Path, force: bool) -> Result<Self> {
+    /// The stage of a target. What an earlier call left there stays only if it was of the same
+    /// checkpoint: others have files of the same names and lengths.
+    pub(crate) fn open(target: &Path, checkpoint: &str, force: bool) -> Result<Self> {
         let refuse = |problem: &str| {
             let problem = format!("{problem}: {}", target.display());
             Error::invalid("folder", problem)
@@ -48,13 +53,28 @@ impl Stage {
         let held = File::create(&lock).map_err(|error| cannot("write", &lock, error))?;
         held.try_lock()
             .map_err(|_| refuse("another download to it is under way"))?;
-        let target = target.to_owned();
-        Ok(Self {
-            target,
+        let stage = Self {
+            target: target.to_owned(),
             folder,
             lock,
             held,
-        })
+        };
+        stage.reserve(checkpoint)?;
+        Ok(stage)
+    }
+
+    fn reserve(&self, checkpoint: &str) -> Result<()> {
+        let mark = self.folder.join(MARK);
+        if fs::read_to_string(&mark).is_ok_and(|known| known == checkpoint) {
+            return Ok(());
+        }
+        // A link would lead to what is not ours to empty.
+        if self.folder.is_symlink() {
+            let problem = format!("is a link: {}", self.folder.display());
+            return Err(Error::invalid("folder", problem));
+        }
+        keep_only(&self.folder, &[])?;
+        fs::write(&mark, checkpoint).map_err(|error| cannot("write", &mark, error))
     }
 
     /// Fetches every file the links lead to, then gives the folder its name.
@@ -74,7 +94,7 @@ impl Stage {
             places.insert(name.clone(), inside(&self.folder, name)?);
         }
         let bytes = files::all(link, links, &places, plan)?;
-        places.values().for_each(|place| forget(place));
+        keep_only(&self.folder, &places.values().collect::<Vec<_>>())?;
         place(&self.folder, &self.target)?;
         Ok(Downloaded {
             folder: self.target.clone(),
@@ -114,10 +134,35 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         // What a failure left stays for the next call; only an empty folder goes.
-        let _ = fs::remove_dir(&self.folder);
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        if entries.into_iter().all(|entry| entry.file_name() == MARK) {
+            let _ = fs::remove_file(self.folder.join(MARK));
+            let _ = fs::remove_dir(&self.folder);
+        }
         let _ = fs::remove_file(&self.lock);
         let _ = self.held.unlock();
     }
+}
+
+/// Removes everything below a folder but these files.
+fn keep_only(folder: &Path, files: &[&PathBuf]) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|error| cannot("read", folder, error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| cannot("read", folder, error))?;
+        let path = entry.path();
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = match is_folder {
+            _ if files.contains(&&path) => Ok(()),
+            true if files.iter().any(|file| file.starts_with(&path)) => {
+                keep_only(&path, files)?;
+                Ok(())
+            }
+            true => fs::remove_dir_all(&path),
+            false => fs::remove_file(&path),
+        };
+        removed.map_err(|error| cannot("remove", &path, error))?;
+    }
+    Ok(())
 }
 
 /// Gives a folder another's place, whole.
