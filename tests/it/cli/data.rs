@@ -304,3 +304,23 @@ fn without_a_tokenizer_each_family_finds_its_own() {
         );
     }
 }
+
+/// Families that train each answer by itself make no example of it, others one without loss.
+#[test]
+fn a_conversation_without_an_answer_is_a_problem() {
+    let (desk, _, _) = scene("qwen3");
+    let asked = json!({"messages": [{"role": "user", "content": "the cat"}]});
+    fs::write(desk.path().join("asked.jsonl"), format!("{asked}\n")).unwrap();
+    for (command, renderer) in [
+        ("check", "role_colon"),
+        ("check", "qwen3"),
+        ("view", "qwen3"),
+    ] {
+        let layout = ["--renderer", renderer, "--tokenizer", "tokenizer"];
+        let more = ["--train-on", "all_assistant_messages", "asked.jsonl"];
+        let said = desk.run(&[&["data", command], &layout[..], &more].concat());
+        assert_eq!(said.exit, Some(1), "{command} {renderer}");
+        let told = format!("{}{}", said.stdout, said.stderr);
+        assert!(told.contains("nothing to learn"), "{command}: {told}");
+    }
+}

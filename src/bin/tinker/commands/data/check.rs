@@ -9,7 +9,7 @@ use tinker::text::{Renderer, TrainOnWhat};
 
 use super::Layout;
 use super::lines::{Conversation, Lines};
-use super::view::examples;
+use super::view::{examples, nothing_to_learn};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::Table;
@@ -87,12 +87,14 @@ impl Check {
         match examples(renderer, line, what) {
             Err(error) => problems.push(format!("{error:#}")),
             Ok(examples) => {
+                // Of a conversation without an answer there are none.
+                if examples.is_empty() {
+                    problems.push(nothing_to_learn(what));
+                }
                 for example in examples {
                     let length = example.weights().len();
                     if example.loss_tokens() == 0 {
-                        problems.push(format!(
-                            "nothing to learn: no token carries loss with {what}"
-                        ));
+                        problems.push(nothing_to_learn(what));
                     }
                     if let Some(most) = self.max_length.filter(|most| length > *most) {
                         problems.push(format!("{length} tokens, more than {most}"));

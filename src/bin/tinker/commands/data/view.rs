@@ -82,7 +82,8 @@ impl View {
         for line in Lines::open(&self.file)? {
             let (number, line) = line?;
             figures.conversations += 1;
-            match examples(&renderer, &line, what) {
+            let found = examples(&renderer, &line, what);
+            match found.and_then(|examples| some(examples, what)) {
                 Ok(examples) => {
                     for example in &examples {
                         if figures.examples < self.number && !context.is_json() {
@@ -101,7 +102,7 @@ impl View {
         match first_problem {
             None => Ok(()),
             Some(problem) => Err(Failure::new(format!(
-                "{} conversation(s) cannot be rendered; the first: {problem}",
+                "{} conversation(s) cannot be trained on; the first: {problem}",
                 figures.refused
             ))
             .advise("'tinker data check' lists them all.")
@@ -122,6 +123,17 @@ pub(crate) fn examples(
         false => renderer.with_tools(&conversation.tools)?,
     };
     Ok(renderer.supervised(&conversation.messages, what)?)
+}
+
+fn some(examples: Vec<Example>, what: TrainOnWhat) -> anyhow::Result<Vec<Example>> {
+    match examples.is_empty() {
+        true => Err(Failure::new(nothing_to_learn(what)).into()),
+        false => Ok(examples),
+    }
+}
+
+pub(crate) fn nothing_to_learn(what: TrainOnWhat) -> String {
+    format!("nothing to learn: no token carries loss with {what}")
 }
 
 /// An example's text; what carries loss is green, or in brackets where there are no colours.
