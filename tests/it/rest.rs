@@ -436,3 +436,23 @@ fn both_clients_know_the_tokenizer() {
         expected
     );
 }
+
+#[test]
+fn an_archive_that_cannot_be_followed_leaves_the_file_as_it_was() {
+    let server = Server::start();
+    script(&server);
+    let route = "training_runs/R1/checkpoints/weights/0001/archive";
+    let address = json!({"url": format!("{}/file", server.url())});
+    server.always("GET", route, Reply::json(&address));
+    server.always("GET", "/file", Reply::status(400));
+    let (rest, _) = client(&server);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.tar");
+    std::fs::write(&file, "mine").unwrap();
+    let error = rest
+        .download_checkpoint_archive(WEIGHTS, &file)
+        .unwrap_err();
+    assert_eq!(error.status(), Some(400));
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}

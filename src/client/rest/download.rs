@@ -1,7 +1,6 @@
 //! Weights and traces, streamed to disk.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -12,7 +11,6 @@ use crate::error::Error;
 use crate::error::Result;
 use crate::runtime::calls::download;
 use crate::runtime::calls::files::{self, Links, Plan};
-use crate::runtime::calls::part::cannot;
 use crate::runtime::calls::stage::inside;
 use crate::types::{CheckpointRef, ExternalWeightsUrls};
 use crate::wire::reply::decode_json;
@@ -103,12 +101,10 @@ impl RestClient {
         let file = file.as_ref();
         let request =
             checkpoint_request(&route::CHECKPOINT_ARCHIVE, &checkpoint.into())?.with_accept("*/*");
-        let head = download::archive(&link, request, file)?;
-        if head.content_type() != "application/json" {
-            return Ok(());
-        }
         // Servers of the JSON era redirect to the archive, or name its address in JSON.
-        let answer = fs::read(file).map_err(|error| cannot("read", file, error))?;
+        let Some(answer) = download::archive(&link, request, file)? else {
+            return Ok(());
+        };
         let elsewhere: Elsewhere = decode_json(&answer)?;
         download::to_file(&link, &elsewhere.url, file)
     }

@@ -94,9 +94,10 @@ pub(crate) fn fetch<S: Source + ?Sized>(
     }
 }
 
-/// Fetches what an endpoint answers, or redirects to, into a file. The hosted service makes
-/// archives on demand: its 503 here says "not yet", and means no failure.
-pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<Head> {
+/// Fetches what an endpoint answers, or redirects to, into a file. An answer in JSON is no
+/// archive: it is returned, and the file stays as it was. The hosted service makes archives on
+/// demand: its 503 here says "not yet", and means no failure.
+pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<Option<Vec<u8>>> {
     let mut part = Part::scratch(file)?;
     let (mut tries, mut waits) = (0, 1);
     loop {
@@ -110,7 +111,10 @@ pub(crate) fn archive(link: &Link, request: Request<'_>, file: &Path) -> Result<
             .stream_into(&attempt, &mut part.with(&|_, _| ()));
         let not_yet = matches!(&outcome, Ok(answer) if answer.head.status == 503);
         match settle(outcome, &request.label, &mut tries, RETRIES) {
-            Step::Done(head) => return part.finish().map(|()| head),
+            Step::Done(head) if head.content_type() == "application/json" => {
+                return part.read().map(Some);
+            }
+            Step::Done(_) => return part.finish().map(|()| None),
             Step::Again(_, error) if not_yet => {
                 if waits == ARCHIVE_TRIES {
                     return Err(error);

@@ -255,6 +255,14 @@ impl Part {
         Ok(())
     }
 
+    /// The content, for what turns out to be no file; none is left.
+    pub(crate) fn read(mut self) -> Result<Vec<u8>> {
+        let flushed = self.out.as_mut().map_or(Ok(()), Write::flush);
+        flushed
+            .and_then(|()| fs::read(&self.path))
+            .map_err(|error| cannot("read", &self.path, error))
+    }
+
     /// Ends without a file. What the user broke off leaves nothing half-written.
     pub(crate) fn abandon(mut self, error: Error) -> Error {
         if matches!(error, Error::Closed(_)) {
