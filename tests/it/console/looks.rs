@@ -361,3 +361,38 @@ fn a_key_is_asked_for_in_a_form() {
     // The refusals are the point here; nothing else may be wrong.
     browser.assert_quiet("401");
 }
+
+/// A turn that failed is sent again as it was, or replaced by what is typed instead.
+#[test]
+fn a_turn_that_failed_is_not_said_twice() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let server = LocalServer::start().unwrap();
+    browser.go(&format!("{}/#/chat", server.base_url()));
+    let model = |name: &str| {
+        browser.value(&format!(
+            "document.querySelector('.side select').replaceChildren(new Option('{name}', '{name}'))"
+        ));
+    };
+    let said = || {
+        browser.value("[...document.querySelectorAll('.turn.user .said')].map((one) => one.textContent).join(' | ')")
+    };
+    let fail = |text: &str| {
+        model("tinker://none/weights/a");
+        browser.keys("/");
+        browser.keys(&format!("{text}{ENTER}"));
+        browser.wait("document.querySelector('.turn .problem')");
+        model(MODEL);
+    };
+    let answered = "!document.querySelector('.turn .problem') && [...document.querySelectorAll('.turn .who span')].at(-1)?.textContent.includes('tokens')";
+    browser.wait("document.querySelector('.side select')?.options.length > 0");
+    fail("one");
+    browser.click("button.main");
+    browser.wait(answered);
+    assert_eq!(said(), "one");
+    fail("two");
+    browser.keys(&format!("three{ENTER}"));
+    browser.wait(answered);
+    assert_eq!(said(), "one | three");
+}

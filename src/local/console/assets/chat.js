@@ -54,12 +54,13 @@ export function open({ query, world }) {
 
   function say() {
     const text = message.value.trim();
-    const again = !text && sides[0].messages.at(-1)?.role === "user";
-    if ((!text && !again) || sides.some((side) => side.busy)) return message.focus();
+    // Without a text, what failed is sent again.
+    const asked = sides.slice(0, twice.checked ? 2 : 1).filter((side) => text || side.messages.at(-1)?.error);
+    if (!asked.length || sides.some((side) => side.busy)) return message.focus();
     const wanted = { prefill: texts.prefill.value, stop: texts.stop.value.split(",").map((one) => one.trim()).filter(Boolean) };
     for (const [name] of NUMBERS) if (inputs[name].value !== "") wanted[name] = +inputs[name].value;
     message.value = "";
-    for (const side of sides.slice(0, twice.checked ? 2 : 1)) side.say(text, texts.system.value.trim(), wanted);
+    for (const side of asked) side.say(text, texts.system.value.trim(), wanted);
     update();
   }
 
@@ -109,8 +110,8 @@ class Side {
   }
 
   async say(text, system, wanted) {
-    // What failed is asked again rather than answered.
-    if (this.messages.at(-1)?.error) this.messages.pop();
+    // What failed is asked again, or something else in its place.
+    if (this.messages.at(-1)?.error) { this.messages.pop(); if (text) this.messages.pop(); }
     if (text) this.messages.push({ role: "user", text });
     const messages = this.transcript(system);
     const turn = { role: "assistant", picked: 0, answers: Array.from({ length: wanted.n ?? 1 }, () => ({ text: wanted.prefill, thinking: "", heat: [] })) };
