@@ -22,7 +22,8 @@ struct Listed {
     /// From 0 to 1, as far as the run says.
     progress: Option<f64>,
     metric: Option<&'static str>,
-    value: Option<f64>,
+    /// The last one, by its name if it is no finite number.
+    value: Option<Json>,
     spark: String,
     /// Milliseconds since 1970.
     changed: Option<u64>,
@@ -39,6 +40,7 @@ pub(super) fn list(folders: &Folders) -> impl Serialize {
 fn listed(found: &Found, run: &RunReader) -> Listed {
     let metric = run.main_metric();
     let values = metric.map_or_else(Vec::new, |name| values(run, name));
+    let last = values.last().copied();
     Listed {
         id: found.id.clone(),
         name: found.name.clone(),
@@ -48,18 +50,21 @@ fn listed(found: &Found, run: &RunReader) -> Listed {
         steps: run.metrics.len(),
         progress: progress(run),
         metric,
-        value: values.last().copied(),
-        spark: sparkline_svg(&values, 96, 22),
+        value: last.map(figure),
+        spark: sparkline_svg(&finite(values), 96, 22),
         changed: run.changed().and_then(millis),
     }
 }
 
 fn values(run: &RunReader, metric: &str) -> Vec<f64> {
     let curve = run.curve(metric).into_iter();
-    curve
-        .map(|point| point.1)
-        .filter(|v| v.is_finite())
-        .collect()
+    curve.map(|point| point.1).collect()
+}
+
+/// What can be drawn.
+fn finite(mut values: Vec<f64>) -> Vec<f64> {
+    values.retain(|value| value.is_finite());
+    values
 }
 
 /// How much of a run is done, by what its loop wrote last about it.
@@ -82,9 +87,9 @@ pub(super) fn show(folders: &Folders, request: &Request) -> Result<Reply, Refusa
         json!({
             "name": name,
             "count": values.len(),
-            "first": values.first(),
-            "last": values.last(),
-            "spark": sparkline_svg(&values, 96, 18),
+            "first": values.first().copied().map(figure),
+            "last": values.last().copied().map(figure),
+            "spark": sparkline_svg(&finite(values), 96, 18),
         })
     });
     let checkpoints = run
@@ -201,12 +206,20 @@ fn number(request: &Request, name: &str) -> Result<Option<f64>, Refusal> {
     number.map(Some).ok_or_else(problem)
 }
 
-/// A row as JSON proper, which has no NaN: what is not a finite number becomes its name.
+/// A number as JSON proper, which has no NaN: what is not finite becomes its name.
+fn figure(number: f64) -> Json {
+    match number.is_finite() {
+        true => json!(number),
+        false => json!(Value::Float(number).to_string()),
+    }
+}
+
+/// A row as JSON proper.
 fn as_json(row: &Row) -> Json {
     let entries = row.iter().map(|(name, value)| {
         let value = match value {
             Value::Int(number) => json!(number),
-            Value::Float(number) if number.is_finite() => json!(number),
+            Value::Float(number) => figure(*number),
             Value::Row(row) => as_json(row),
             Value::Rows(rows) => rows.iter().map(as_json).collect(),
             Value::Json(value) => value.clone(),

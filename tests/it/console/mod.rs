@@ -263,3 +263,28 @@ fn data_is_shown_as_it_would_be_trained_on() {
     let shown = report["shown"].as_array().unwrap();
     assert_eq!((shown.len(), &shown[0]["line"]), (2, &json!(4)));
 }
+
+/// A server that shows a run with these metrics.
+fn showing(metrics: &str) -> (tempfile::TempDir, LocalServer) {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("a");
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("metrics.jsonl"), metrics).unwrap();
+    let server = LocalServer::builder().runs(root.path()).start().unwrap();
+    (root, server)
+}
+
+#[test]
+fn a_loss_that_is_no_number_any_more_is_said() {
+    let (_root, server) =
+        showing("{\"step\": 0, \"train_mean_nll\": 2.0}\n{\"step\": 1, \"train_mean_nll\": NaN}\n");
+    let runs = get(&server.base_url(), "/console/runs").json();
+    assert_eq!(runs["runs"][0]["value"], "NaN", "{runs}");
+    let run = get(&server.base_url(), "/console/run?run=0/a").json();
+    let metric = &run["metrics"][0];
+    assert_eq!(
+        (&metric["first"], &metric["last"], &metric["count"]),
+        (&json!(2.0), &json!("NaN"), &json!(2)),
+        "{metric}"
+    );
+}
