@@ -1,5 +1,6 @@
 //! What the page shows of run folders.
 
+use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -128,8 +129,10 @@ pub(super) fn plot(folders: &Folders, request: &Request) -> Result<Reply, Refusa
     if query(&request.query, "log").is_some() {
         plot = plot.with_log_y();
     }
+    let mut range = f64::NEG_INFINITY..=f64::INFINITY;
     if let (Some(from), Some(to)) = (number(request, "from")?, number(request, "to")?) {
         plot = plot.with_x_range(from, to);
+        range = from..=to;
     }
     let mut series = Vec::new();
     let ids = [Some(wanted(request, "run")?), query(&request.query, "over")];
@@ -142,19 +145,24 @@ pub(super) fn plot(folders: &Folders, request: &Request) -> Result<Reply, Refusa
         let name = id.split_once('/').map_or(id.as_str(), |(_, name)| name);
         let curve = Series::new(name, points.iter().copied()).with_smoothing(smoothing);
         plot = plot.with_series(curve);
-        series.push(json!({"name": name, "points": thin(points)}));
+        series.push(json!({"name": name, "points": thin(points, &range)}));
     }
     Ok(Reply::json(
         &json!({"svg": plot.to_inline_svg(), "series": series}),
     ))
 }
 
-/// At most some thousand points: more are closer together than a pointer can tell.
-fn thin(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+/// At most some thousand points of a range: more are closer together than a pointer can tell.
+/// The last is always among them.
+fn thin(mut points: Vec<(f64, f64)>, range: &RangeInclusive<f64>) -> Vec<(f64, f64)> {
     const MOST: usize = 4000;
-    points.retain(|(x, y)| x.is_finite() && y.is_finite());
+    points.retain(|(x, y)| x.is_finite() && y.is_finite() && range.contains(x));
     let every = points.len().div_ceil(MOST).max(1);
-    points.into_iter().step_by(every).collect()
+    let last = points.len().saturating_sub(1);
+    let kept = points.into_iter().enumerate();
+    kept.filter(|(index, _)| index % every == 0 || *index == last)
+        .map(|(_, point)| point)
+        .collect()
 }
 
 /// Where the time of a step went; of the last step unless one is asked for.

@@ -288,3 +288,20 @@ fn a_loss_that_is_no_number_any_more_is_said() {
         "{metric}"
     );
 }
+
+#[test]
+fn points_are_those_of_the_part_that_is_shown() {
+    let line = |step| format!("{{\"step\": {step}, \"loss\": {step}.5}}\n");
+    let (_root, server) = showing(&(0..9_000).map(line).collect::<String>());
+    let points = |range: &str| {
+        let path = format!("/console/plot?run=0/a&metric=loss{range}");
+        let plot = get(&server.base_url(), &path).json();
+        plot["series"][0]["points"].as_array().unwrap().clone()
+    };
+    let all = points("");
+    assert!(all.len() < 4_100, "{}", all.len());
+    assert_eq!(all.last(), Some(&json!([8_999.0, 8_999.5])));
+    let near = points("&from=10&to=13");
+    let steps: Vec<_> = near.iter().map(|point| point[0].clone()).collect();
+    assert_eq!(steps, [10.0, 11.0, 12.0, 13.0].map(|step| json!(step)));
+}
