@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::axis::{Axis, name};
+use super::axis::Axis;
 use super::{Plot, Series};
 
 /// Colours that can be told apart on white and on black, and by people who see fewer colours.
@@ -123,7 +123,7 @@ fn opening(plot: &Plot, manner: Manner, frame: &Frame) -> String {
 fn grid(svg: &mut String, plot: &Plot, frame: &Frame) {
     let (left, right) = (frame.left, frame.left + frame.width);
     let (top, bottom) = (frame.top, frame.top + frame.height);
-    for tick in frame.y.ticks((frame.height / 40.0) as usize) {
+    for (tick, name) in frame.y.ticks((frame.height / 40.0) as usize) {
         let y = top + (1.0 - frame.y.place(tick)) * frame.height;
         push(
             svg,
@@ -132,11 +132,11 @@ fn grid(svg: &mut String, plot: &Plot, frame: &Frame) {
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 left - 6.0,
                 y + 4.0,
-                name(tick),
+                name,
             ),
         );
     }
-    for tick in frame.x.ticks((frame.width / 80.0) as usize) {
+    for (tick, name) in frame.x.ticks((frame.width / 80.0) as usize) {
         let x = left + frame.x.place(tick) * frame.width;
         push(
             svg,
@@ -144,7 +144,7 @@ fn grid(svg: &mut String, plot: &Plot, frame: &Frame) {
                 "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{top:.1}\" x2=\"{x:.1}\" y2=\"{bottom:.1}\"/>\
              <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
                 bottom + 16.0,
-                name(tick),
+                name,
             ),
         );
     }

@@ -1,6 +1,6 @@
 //! Plots as text, for terminals.
 
-use super::axis::{Axis, name};
+use super::axis::Axis;
 use super::{Plot, Series};
 
 /// A row of blocks whose heights follow the values, one per value; a longer row is averaged down
@@ -47,7 +47,7 @@ pub(super) fn draw(plot: &Plot, width: usize, height: usize) -> String {
     let names: Vec<(usize, String)> = y
         .ticks(height / 3)
         .into_iter()
-        .map(|tick| (row(y.place(tick), height), name(tick)))
+        .map(|(tick, name)| (row(y.place(tick), height), name))
         .collect();
     let gutter = names
         .iter()
@@ -115,8 +115,7 @@ fn heading(plot: &Plot, series: &[Series], marks: &[char]) -> String {
 fn numbers(x: Axis, indent: usize, columns: usize, label: &str) -> String {
     let ticks = x.ticks(columns / 12);
     let mut line: Vec<char> = vec![' '; indent + columns];
-    for tick in ticks {
-        let text = name(tick);
+    for (tick, text) in ticks {
         let middle = indent + (x.place(tick) * (columns - 1) as f64).round() as usize;
         let start = middle.saturating_sub(text.len() / 2);
         let start = start.min(line.len().saturating_sub(text.len()));
