@@ -259,8 +259,13 @@ impl RunReader {
 
     /// The summaries of an iteration's rollouts, by the label they were written under.
     pub fn rollouts(&self, iteration: usize, label: &str) -> Vec<Row> {
+        rows(&self.rollouts_file(iteration, label)).unwrap_or_default()
+    }
+
+    /// Where those are.
+    pub(crate) fn rollouts_file(&self, iteration: usize, label: &str) -> PathBuf {
         let file = format!("iteration_{iteration:06}/{label}_rollout_summaries.jsonl");
-        rows(&self.path.join(file)).unwrap_or_default()
+        self.path.join(file)
     }
 }
 

@@ -190,9 +190,9 @@ pub(super) fn rollouts(folders: &Folders, request: &Request) -> Result<Reply, Re
         .into_iter()
         .find(|known| known.0 == iteration);
     let known = known.is_some_and(|(_, labels)| labels.contains(&label));
-    let folder = run.path.join(format!("iteration_{iteration:06}"));
+    let file = run.rollouts_file(iteration, &label);
     let real = run.path.canonicalize().unwrap_or_default();
-    if !known || !leads_inside(&real, &folder) {
+    if !known || !leads_inside(&real, &file) {
         let detail = format!("there are no rollouts {label} of iteration {iteration}");
         return Err(Refusal::missing(detail));
     }

@@ -275,21 +275,6 @@ fn showing(metrics: &str) -> (tempfile::TempDir, LocalServer) {
 }
 
 #[test]
-fn a_loss_that_is_no_number_any_more_is_said() {
-    let (_root, server) =
-        showing("{\"step\": 0, \"train_mean_nll\": 2.0}\n{\"step\": 1, \"train_mean_nll\": NaN}\n");
-    let runs = get(&server.base_url(), "/console/runs").json();
-    assert_eq!(runs["runs"][0]["value"], "NaN", "{runs}");
-    let run = get(&server.base_url(), "/console/run?run=0/a").json();
-    let metric = &run["metrics"][0];
-    assert_eq!(
-        (&metric["first"], &metric["last"], &metric["count"]),
-        (&json!(2.0), &json!("NaN"), &json!(2)),
-        "{metric}"
-    );
-}
-
-#[test]
 fn points_are_those_of_the_part_that_is_shown() {
     let line = |step| format!("{{\"step\": {step}, \"loss\": {step}.5}}\n");
     let (_root, server) = showing(&(0..9_000).map(line).collect::<String>());
@@ -304,4 +289,34 @@ fn points_are_those_of_the_part_that_is_shown() {
     let near = points("&from=10&to=13");
     let steps: Vec<_> = near.iter().map(|point| point[0].clone()).collect();
     assert_eq!(steps, [10.0, 11.0, 12.0, 13.0].map(|step| json!(step)));
+}
+
+#[test]
+fn a_loss_that_is_no_number_any_more_is_said() {
+    let (_root, server) =
+        showing("{\"step\": 0, \"train_mean_nll\": 2.0}\n{\"step\": 1, \"train_mean_nll\": NaN}\n");
+    let runs = get(&server.base_url(), "/console/runs").json();
+    assert_eq!(runs["runs"][0]["value"], "NaN", "{runs}");
+    let run = get(&server.base_url(), "/console/run?run=0/a").json();
+    let metric = &run["metrics"][0];
+    assert_eq!(
+        (&metric["first"], &metric["last"], &metric["count"]),
+        (&json!(2.0), &json!("NaN"), &json!(2)),
+        "{metric}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn rollouts_are_not_read_through_links_that_lead_outside() {
+    let (root, server) = showing("{\"step\": 0, \"loss\": 1.0}\n");
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    fs::write(&secret, "{\"total_reward\": 1.0}\n").unwrap();
+    let folder = root.path().join("a/iteration_000000");
+    fs::create_dir(&folder).unwrap();
+    let link = folder.join("train_rollout_summaries.jsonl");
+    std::os::unix::fs::symlink(&secret, &link).unwrap();
+    let path = "/console/rollouts?run=0/a&iteration=0&label=train";
+    assert_eq!(get(&server.base_url(), path).status, 404);
 }
