@@ -1,5 +1,6 @@
 //! The console in a real browser: what people see, by mouse, keyboard and phone.
 
+use std::fs;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -10,6 +11,7 @@ use tinker::{ServiceClient, config::Config};
 
 use super::browser::Browser;
 use super::get;
+use crate::cli::Desk;
 
 const MODEL: &str = "tinker-local/tiny";
 const ENTER: &str = "\u{E007}";
@@ -395,4 +397,34 @@ fn a_turn_that_failed_is_not_said_twice() {
     browser.keys(&format!("three{ENTER}"));
     browser.wait(answered);
     assert_eq!(said(), "one | three");
+}
+
+/// What an empty page tells people to type works with the server that serves the page.
+#[cfg(unix)]
+#[test]
+fn the_commands_of_empty_pages_run() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let root = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().runs(root.path()).start().unwrap();
+    let chats = fs::read_to_string(CHATS).unwrap();
+    for page in ["runs", "server"] {
+        browser.go(&format!("{}/#/{page}", server.base_url()));
+        browser.wait("document.querySelector('.empty pre')?.textContent.includes('tinker train')");
+        let command = browser.value("document.querySelector('.empty pre').textContent");
+        let desk = Desk::bare();
+        fs::write(
+            desk.path().join("chats.jsonl"),
+            chats.lines().next().unwrap(),
+        )
+        .unwrap();
+        let script = command
+            .as_str()
+            .unwrap()
+            .replace("tinker train", "\"$1\" train");
+        let output = desk.shell(&script, &[]).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {told}");
+    }
 }

@@ -84,6 +84,13 @@ export async function events(method, path, body, signal, hear) {
   }
 }
 
+/** A command that trains on this very server. The key is not shown: whoever logged in has it. */
+export function training(hello, folder) {
+  const key = sessionStorage.getItem(KEY) ? "KEY" : "tml-any";
+  const place = hello.server ? `TINKER_BASE_URL=${location.origin} TINKER_API_KEY=${key} ` : "";
+  return `${place}tinker train sft chats.jsonl -m ${hello.server ? hello.model : "MODEL"} --learning-rate 1e-3 -o ${folder}`;
+}
+
 /** A number in few characters. */
 export function num(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return value === undefined || value === null ? "–" : String(value);

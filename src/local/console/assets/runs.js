@@ -1,6 +1,6 @@
 // The table of runs.
 
-import { age, badge, empty, get, h, latest, meter, num, patch, problem, svg } from "./lib.js";
+import { age, badge, empty, get, h, latest, meter, num, patch, problem, svg, training } from "./lib.js";
 
 const COLUMNS = [["name", "Run"], ["status", "Status"], ["kind", "Kind", "phone-less"], ["model", "Model", "phone-less"], ["steps", "Steps", "num phone-less"], ["value", "Last", "num"], ["spark", "Curve"], ["changed", "Age", "num phone-less"]];
 const KINDS = { sl: "supervised", dpo: "preferences", rl: "reinforcement", other: "other" };
@@ -46,7 +46,7 @@ export function open({ world }) {
   }
 
   function nothing() {
-    const where = folders.length ? [h("p", {}, "Looked in ", folders.map((folder, index) => [index ? ", " : "", h("code", {}, folder)]), ". A run appears here as soon as it writes its first file:"), h("pre", {}, `tinker train sft chats.jsonl -m ${world.hello.server ? world.hello.model : "MODEL"} -o ${folders[0]}/chats`)]
+    const where = folders.length ? [h("p", {}, "Looked in ", folders.map((folder, index) => [index ? ", " : "", h("code", {}, folder)]), ". A run appears here as soon as it writes its first file:"), h("pre", {}, training(world.hello, `${folders[0]}/chats`))]
       : [h("p", {}, "The server was started without a folder of runs. Start it with one:"), h("pre", {}, "tinker serve --runs FOLDER")];
     return empty("No runs yet", where);
   }

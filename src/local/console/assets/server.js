@@ -1,6 +1,6 @@
 // The server itself: what waits, what is in memory, what was asked.
 
-import { bytes, count, empty, h, meter, patch, seconds, svg } from "./lib.js";
+import { bytes, count, empty, h, meter, patch, seconds, svg, training } from "./lib.js";
 
 export function open({ world }) {
   const tiles = h("div", { class: "tiles" });
@@ -9,7 +9,7 @@ export function open({ world }) {
   const memory = h("div");
   const models = h("tbody");
   const requests = h("tbody");
-  const none = empty("No models in training", h("p", {}, "A client that creates one shows here, with what waits for it:"), h("pre", {}, `TINKER_BASE_URL=${location.origin} TINKER_API_KEY=tml-any tinker train sft chats.jsonl -m ${world.hello.model} -o FOLDER`));
+  const none = empty("No models in training", h("p", {}, "A client that creates one shows here, with what waits for it:"), h("pre", {}, training(world.hello, "FOLDER")));
   const table = (label, heads, body) => h("div", { class: "scroll" }, h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, heads.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))), body));
   const modelCard = h("div", { class: "card flush" }, table("Models in training", [["Model in training"], ["Base", "phone-less"], ["Rank", "num"], ["State"], ["Waiting", "num"]], models));
 
