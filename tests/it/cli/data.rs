@@ -324,3 +324,37 @@ fn a_conversation_without_an_answer_is_a_problem() {
         assert!(told.contains("nothing to learn"), "{command}: {told}");
     }
 }
+
+#[test]
+fn files_are_read_as_they_come_and_blamed_by_line() {
+    let desk = Desk::bare();
+    let good = json!({"messages": [{"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "sat"}]});
+    let alone = &good["messages"];
+    let mut zip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut zip, format!("{good}\n").as_bytes()).unwrap();
+    let layout = ["--renderer", "role_colon", "--tokenizer", TINY];
+    let check = |name: &str, bytes: &[u8]| {
+        fs::write(desk.path().join(name), bytes).unwrap();
+        desk.run(&[&["data", "check"], &layout[..], &[name]].concat())
+    };
+    for (name, bytes) in [
+        ("marked.jsonl", format!("\u{feff}{good}\n").into_bytes()),
+        ("packed.jsonl.gz", zip.finish().unwrap()),
+        ("alone.jsonl", format!("{alone}\r\n").into_bytes()),
+    ] {
+        assert_eq!(check(name, &bytes).ok(), "1 conversations, no problem\n");
+    }
+    let bytes = [format!("{good}\n").as_bytes(), b"\xff\xfe\n"].concat();
+    let said = check("latin.jsonl", &bytes).failed(1);
+    assert!(said.contains("latin.jsonl, line 2"), "{said}");
+    for (line, expected) in [
+        ("{\"message\": []}", "messages"),
+        ("[{\"content\": 1}]", "role"),
+        ("3", "not a conversation"),
+    ] {
+        let said = check("odd.jsonl", line.as_bytes());
+        assert!(said.stdout.contains(expected), "{line}: {}", said.stdout);
+        assert!(!said.stdout.contains("untagged"), "{line}: {}", said.stdout);
+    }
+}

@@ -1,51 +1,81 @@
 //! Lines of JSON: conversations, pairs, tokens.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Lines as ReadLines};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::Value;
 use tinker::text::{Json, Message};
 
 /// The lines of a file, one by one, that are not empty.
-pub(crate) struct Lines(ReadLines<Box<dyn BufRead>>, usize);
+pub(crate) struct Lines {
+    name: String,
+    reader: Box<dyn BufRead>,
+    line: usize,
+}
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 impl Lines {
-    /// Opens a file; `-` is standard input.
+    /// Opens a file, which may be packed with gzip; `-` is standard input.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Self> {
-        let reader: Box<dyn BufRead> = match file.as_os_str() == "-" {
-            true => Box::new(BufReader::new(io::stdin())),
+        let (name, reader): (_, Box<dyn Read>) = match file.as_os_str() == "-" {
+            true => ("standard input".to_owned(), Box::new(io::stdin())),
             false => {
                 let opened = File::open(file);
                 let opened = opened.with_context(|| format!("cannot read {}", file.display()))?;
-                Box::new(BufReader::new(opened))
+                (file.display().to_string(), Box::new(opened))
             }
         };
-        Ok(Self(reader.lines(), 0))
+        let mut reader = BufReader::new(reader);
+        let start = reader.fill_buf();
+        let start = start.with_context(|| format!("cannot read {name}"))?;
+        let reader: Box<dyn BufRead> = match start.starts_with(&GZIP) {
+            true => Box::new(BufReader::new(MultiGzDecoder::new(reader))),
+            false => Box::new(reader),
+        };
+        let line = 0;
+        Ok(Self { name, reader, line })
+    }
+
+    /// The next line, or `None` at the end.
+    fn read(&mut self) -> anyhow::Result<Option<String>> {
+        let mut bytes = Vec::new();
+        self.line += 1;
+        let place = || format!("{}, line {}", self.name, self.line);
+        let count = self.reader.read_until(b'\n', &mut bytes);
+        if count.with_context(place)? == 0 {
+            return Ok(None);
+        }
+        let text = String::from_utf8(bytes).with_context(place)?;
+        let text = match self.line {
+            1 => text.trim_start_matches(BYTE_ORDER_MARK),
+            _ => &text,
+        };
+        Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
     }
 }
 
 impl Iterator for Lines {
     /// The line's number, from 1, and its text.
-    type Item = io::Result<(usize, String)>;
+    type Item = anyhow::Result<(usize, String)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            self.1 += 1;
-            match self.0.next()? {
+            match self.read().transpose()? {
                 Ok(line) if line.trim().is_empty() => {}
-                Ok(line) => return Some(Ok((self.1, line))),
-                Err(error) => return Some(Err(error)),
+                outcome => return Some(outcome.map(|line| (self.line, line))),
             }
         }
     }
 }
 
 /// A conversation: `{"messages": [...], "tools": [...], "prefill": "..."}`, or the messages alone.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(from = "Either")]
+#[derive(Debug, Clone)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Message>,
     /// With their keys in order, which renderers print.
@@ -53,44 +83,31 @@ pub(crate) struct Conversation {
     pub(crate) prefill: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Either {
-    Whole {
-        messages: Vec<Message>,
-        #[serde(default)]
-        tools: Option<Vec<Json>>,
-        #[serde(default)]
-        prefill: Option<String>,
-    },
-    Messages(Vec<Message>),
-}
-
-impl From<Either> for Conversation {
-    fn from(either: Either) -> Self {
-        match either {
-            Either::Whole {
-                messages,
-                tools,
-                prefill,
-            } => Self {
-                messages,
-                tools: tools.unwrap_or_default(),
-                prefill,
-            },
-            Either::Messages(messages) => Self {
-                messages,
-                tools: Vec::new(),
-                prefill: None,
-            },
-        }
-    }
-}
-
 impl Conversation {
     pub(crate) fn parse(line: &str) -> anyhow::Result<Self> {
-        serde_json::from_str(line)
-            .context("not a conversation: {\"messages\": [{\"role\": …, \"content\": …}, …]}")
+        #[derive(Deserialize)]
+        struct Whole {
+            messages: Vec<Message>,
+            #[serde(default)]
+            tools: Option<Vec<Json>>,
+            #[serde(default)]
+            prefill: Option<String>,
+        }
+        let whole = match line.trim_start().starts_with('[') {
+            true => serde_json::from_str(line).map(|messages| Whole {
+                messages,
+                tools: None,
+                prefill: None,
+            }),
+            false => serde_json::from_str(line),
+        };
+        let whole = whole
+            .context("not a conversation: {\"messages\": [{\"role\": …, \"content\": …}, …]}")?;
+        Ok(Self {
+            messages: whole.messages,
+            tools: whole.tools.unwrap_or_default(),
+            prefill: whole.prefill,
+        })
     }
 }
 
