@@ -358,3 +358,23 @@ fn files_are_read_as_they_come_and_blamed_by_line() {
         assert!(!said.stdout.contains("untagged"), "{line}: {}", said.stdout);
     }
 }
+
+#[test]
+fn the_tokenizer_of_a_served_model_is_asked_for() {
+    let server = tinker::local::LocalServer::start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let chats = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
+    let layout = ["--renderer", "role_colon", "--model", "tinker-local/tiny"];
+    desk.run(&[&["data", "check"], &layout[..], &[chats]].concat())
+        .ok();
+    let hub = Desk::bare()
+        .with("HF_HUB_OFFLINE", "0")
+        .with("HF_ENDPOINT", "http://127.0.0.1:1");
+    let said = hub
+        .run(&["data", "check", "--model", "Qwen/Qwen3-8B", chats])
+        .failed(1);
+    assert!(
+        said.contains("HF_ENDPOINT") && !said.contains("TINKER_BASE_URL"),
+        "{said}"
+    );
+}

@@ -80,7 +80,7 @@ impl Cost {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let mut count = match self.path.is_dir() {
             true => of_run(&self.path)?,
-            false => self.of_file()?,
+            false => self.of_file(context)?,
         };
         if let Some(file) = &self.prices {
             let name = file.display();
@@ -106,8 +106,8 @@ impl Cost {
     }
 
     /// What training on a file would take.
-    fn of_file(&self) -> anyhow::Result<Count> {
-        let renderer = self.layout.renderer()?;
+    fn of_file(&self, context: &Context) -> anyhow::Result<Count> {
+        let renderer = self.layout.renderer(context)?;
         let what = self.train_on.unwrap_or_default();
         let mut tokens = 0;
         for line in Lines::open(&self.path)? {

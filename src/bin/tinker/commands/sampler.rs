@@ -3,7 +3,7 @@
 use clap::Args;
 use tinker::text::{ChatOptions, Message, Tokenizer};
 use tinker::types::{CheckpointKind, SampleOptions, SamplingParams, TinkerPath};
-use tinker::{SamplingClient, ServiceClient};
+use tinker::{Error, SamplingClient, ServiceClient};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -101,8 +101,39 @@ pub(crate) fn connect(context: &Context) -> anyhow::Result<ServiceClient> {
 pub(crate) fn open_tokenizer(place: &str) -> anyhow::Result<Tokenizer> {
     match std::path::Path::new(place).exists() {
         true => Ok(Tokenizer::open(place)?),
-        false => Ok(Tokenizer::for_model(place)?),
+        false => Tokenizer::for_model(place).map_err(from_hub),
     }
+}
+
+/// A tokenizer of this machine or, where the service knows the model, the one it names.
+pub(crate) fn tokenizer_of(context: &Context, model: &str) -> anyhow::Result<Tokenizer> {
+    let here = open_tokenizer(model);
+    match here {
+        Err(error) if context.config()?.has_credential() => {
+            let sampler = context
+                .service()
+                .and_then(|service| Ok(service.create_sampling_client(model)?));
+            match sampler.and_then(|sampler| Ok(sampler.tokenizer()?)) {
+                Ok(tokenizer) => Ok(tokenizer),
+                Err(_) => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
+/// What came of asking the hub, with advice on that rather than on the service.
+fn from_hub(error: Error) -> anyhow::Error {
+    if matches!(error, Error::Invalid(_)) {
+        return error.into();
+    }
+    let message = format!("{:#}", anyhow::Error::from(error));
+    Failure::new(message)
+        .advise(
+            "Check the network and HF_ENDPOINT, or name a folder that has the tokenizer \
+             (--tokenizer FOLDER).",
+        )
+        .into()
 }
 
 /// Explains what else a path may be, before the service refuses it.

@@ -5,9 +5,8 @@ use std::io::Read;
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
-use tinker::text::Tokenizer;
 
-use super::sampler::open_tokenizer;
+use super::sampler::tokenizer_of;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::Table;
@@ -39,7 +38,7 @@ struct Tokens {
 
 impl Tokenize {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let tokenizer = of(context, &self.model)?;
+        let tokenizer = tokenizer_of(context, &self.model)?;
         let text = match &self.text {
             Some(text) => text.clone(),
             None => {
@@ -77,23 +76,6 @@ impl Tokenize {
             table.row([id.to_string(), format!("{token:?}")]);
         }
         context.out.table(&table)
-    }
-}
-
-/// A tokenizer of this machine or, where the service knows the model, the one it names.
-fn of(context: &Context, model: &str) -> anyhow::Result<Tokenizer> {
-    let here = open_tokenizer(model);
-    match here {
-        Err(error) if context.config()?.has_credential() => {
-            let sampler = context
-                .service()
-                .and_then(|service| Ok(service.create_sampling_client(model)?));
-            match sampler.and_then(|sampler| Ok(sampler.tokenizer()?)) {
-                Ok(tokenizer) => Ok(tokenizer),
-                Err(_) => Err(error),
-            }
-        }
-        other => other,
     }
 }
 

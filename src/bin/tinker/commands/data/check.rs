@@ -44,7 +44,7 @@ struct Problem {
 
 impl Check {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let renderer = self.layout.renderer()?;
+        let renderer = self.layout.renderer(context)?;
         let mut report = Report {
             conversations: 0,
             problems: Vec::new(),

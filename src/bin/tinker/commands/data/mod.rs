@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use tinker::text::renderers::ModelAttributes;
 use tinker::text::{Renderer, Tokenizer};
 
-use super::sampler::open_tokenizer;
+use super::sampler::tokenizer_of;
 use crate::context::Context;
 use crate::failure::Failure;
 
@@ -59,8 +59,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn renderer(&self) -> anyhow::Result<Renderer> {
-        let tokenizer = self.open_tokenizer()?;
+    pub(crate) fn renderer(&self, context: &Context) -> anyhow::Result<Renderer> {
+        let tokenizer = self.open_tokenizer(context)?;
         let renderer = match (&self.renderer, &self.model) {
             (Some(name), _) => Renderer::named(name, &tokenizer)?,
             (None, Some(model)) => Renderer::for_model(model, &tokenizer)?,
@@ -72,9 +72,9 @@ impl Layout {
         })
     }
 
-    fn open_tokenizer(&self) -> anyhow::Result<Tokenizer> {
+    fn open_tokenizer(&self, context: &Context) -> anyhow::Result<Tokenizer> {
         if let Some(place) = self.tokenizer.as_ref().or(self.model.as_ref()) {
-            return open_tokenizer(place);
+            return tokenizer_of(context, place);
         }
         let Some(name) = &self.renderer else {
             let failure = Failure::usage("--renderer, --model or --tokenizer is needed");
@@ -83,7 +83,7 @@ impl Layout {
                 .into());
         };
         match ModelAttributes::for_renderer(name) {
-            Some(model) => open_tokenizer(model.name),
+            Some(model) => tokenizer_of(context, model.name),
             None => {
                 Err(Failure::usage(format!("--tokenizer is needed with --renderer {name}")).into())
             }

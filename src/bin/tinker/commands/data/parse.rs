@@ -43,7 +43,7 @@ enum Line {
 
 impl Parse {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let renderer = self.layout.renderer()?;
+        let renderer = self.layout.renderer(context)?;
         for line in Lines::open(&self.file)? {
             let (_, line) = line?;
             let sampled = serde_json::from_str::<Sampled>(&line).context("no list of `ids`");

@@ -52,7 +52,7 @@ enum Line {
 
 impl Render {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let renderer = self.layout.renderer()?;
+        let renderer = self.layout.renderer(context)?;
         for line in Lines::open(&self.file)? {
             let (_, line) = line?;
             let rendered = Conversation::parse(&line)

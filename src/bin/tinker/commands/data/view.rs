@@ -75,7 +75,7 @@ impl Figures {
 
 impl View {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
-        let renderer = self.layout.renderer()?;
+        let renderer = self.layout.renderer(context)?;
         let what = self.train_on.unwrap_or_default();
         let mut figures = Figures::default();
         let mut first_problem = None;
