@@ -19,7 +19,7 @@ impl TrainingClient {
     /// # fn example(training: tinker::TrainingClient, data: Vec<tinker::Datum>) -> tinker::Result<()> {
     /// use tinker::loss::{input, logprobs};
     ///
-    /// let ratio = (logprobs() - input("logprobs")).exp();
+    /// let ratio = (logprobs() - input("old_logprobs")).exp();
     /// let loss = -(ratio * input("advantages")).sum();
     /// let step = training.forward_backward_custom(&data, loss)?;
     /// # step.join()?; Ok(()) }
