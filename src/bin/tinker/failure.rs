@@ -3,6 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use clap::Command;
 use clap::error::ErrorKind;
 use tinker::Error;
 
@@ -132,7 +133,7 @@ fn one_line(text: &str) -> String {
 }
 
 /// Prints help where it was asked for; otherwise what is wrong with what was typed.
-pub(crate) fn usage(error: &clap::Error) -> Exit {
+pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // A closed pipe is not an error.
@@ -146,8 +147,12 @@ pub(crate) fn usage(error: &clap::Error) -> Exit {
         _ => {}
     }
     let rendered = error.to_string();
-    let (problem, rest) = rendered.split_once("Usage: ").unwrap_or((&rendered, ""));
-    let usage = rest.lines().next().unwrap_or("tinker [OPTIONS] <COMMAND>");
+    // About a value that is wrong, clap does not say which command it was for.
+    let typed = typed_usage(program, std::env::args().skip(1));
+    let (problem, rest) = rendered
+        .split_once("Usage: ")
+        .unwrap_or((&rendered, &typed));
+    let usage = rest.lines().next().unwrap_or("tinker");
     let command = usage.split(['[', '<', '-']).next().unwrap_or("tinker");
     say!("Usage: {usage}");
     say!("Try '{} --help' for help.", command.trim());
@@ -155,6 +160,18 @@ pub(crate) fn usage(error: &clap::Error) -> Exit {
     let problem = problem.trim_start_matches("error: ");
     say!("Error: {}", one_line(problem));
     Exit::Usage
+}
+
+/// How the command that was typed is used.
+fn typed_usage(mut command: Command, words: impl Iterator<Item = String>) -> String {
+    command.build();
+    for word in words {
+        if let Some(inner) = command.find_subcommand(&word) {
+            command = inner.clone();
+        }
+    }
+    let usage = command.render_usage().to_string();
+    usage.trim_start_matches("Usage: ").to_owned()
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return failure::usage(&error).into(),
+        Err(error) => return failure::usage(&error, Cli::command()).into(),
     };
     let exit = match run(cli) {
         _ if interrupt::happened() => Exit::Interrupted,

@@ -92,6 +92,8 @@ fn wrong_words_are_usage_errors() {
         assert_eq!(lines.len(), 4, "{text}");
         assert!(lines[0].starts_with("Usage: tinker"), "{text}");
         assert!(lines[1].contains("--help"), "{text}");
+        let of_list = lines[0].starts_with("Usage: tinker run list");
+        assert_eq!(of_list, args.contains(&"--limit"), "{text}");
         assert!(
             lines[3].starts_with("Error: ") && lines[3].contains(problem),
             "{text}"
