@@ -119,7 +119,7 @@ fn checkpoints_are_listed_changed_and_deleted() {
     assert!(nobody.contains("--yes"), "{nobody}");
     let gone = scene
         .desk
-        .run_with(&["checkpoint", "delete", &path], "yes\n");
+        .run_with(&["checkpoint", "delete", &path, &path], "yes\n");
     assert_eq!(gone.ok(), "Deleted 1 checkpoint(s)\n");
     let args = ["-f", "json", "checkpoint", "delete", &path, "-y"];
     let again = scene.desk.run(&args);

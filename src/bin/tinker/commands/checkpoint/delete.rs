@@ -71,12 +71,15 @@ impl Delete {
                 )
             }
             None => {
-                let listed: Vec<String> = self
-                    .checkpoint_paths
-                    .iter()
-                    .map(|path| format!("  - {path}"))
-                    .collect();
-                (self.checkpoint_paths.clone(), listed.join("\n"))
+                // What is named twice is deleted once.
+                let mut paths: Vec<String> = Vec::new();
+                for path in &self.checkpoint_paths {
+                    if !paths.contains(path) {
+                        paths.push(path.clone());
+                    }
+                }
+                let listed: Vec<String> = paths.iter().map(|path| format!("  - {path}")).collect();
+                (paths, listed.join("\n"))
             }
         };
         if !self.yes && !confirmed(&paths, &question)? {
