@@ -428,3 +428,28 @@ fn the_commands_of_empty_pages_run() {
         assert!(output.status.success(), "{command}: {told}");
     }
 }
+
+/// A page that could not be loaded again once is drawn again with the next news.
+#[test]
+fn a_failed_look_at_a_run_does_not_stay() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let (root, server) = super::showing("{\"step\": 0, \"loss\": 1.0}\n");
+    browser.go(&format!("{}/#/run/0%2Fa/log", server.base_url()));
+    browser.wait("document.querySelector('.log')");
+    let broken = "function (address) { return String(address).includes('run?') ? Promise.reject(new Error('broken')) : window.real(...arguments); }";
+    browser.value(&format!(
+        "(window.real = window.fetch.bind(window), window.fetch = {broken}, 1)"
+    ));
+    let file = root.path().join("a/metrics.jsonl");
+    fs::write(
+        &file,
+        "{\"step\": 0, \"loss\": 1.0}\n{\"step\": 1, \"loss\": 1.0}\n",
+    )
+    .unwrap();
+    browser.wait("document.querySelector('.problem')");
+    browser.value("(window.fetch = window.real, 1)");
+    fs::write(&file, "{\"step\": 0, \"loss\": 1.0}\n").unwrap();
+    browser.wait("!document.querySelector('.problem') && document.querySelector('.log')");
+}

@@ -38,6 +38,9 @@ export function open(args) {
       if (!answer) return;
       [run, others] = answer;
     } catch (error) {
+      // The next answer draws the part anew, in place of this.
+      part?.close?.();
+      part = null;
       return place.replaceChildren(problem(error), h("p", {}, h("a", { href: "#/runs" }, "All runs")));
     }
     const facts = [run.model, `${run.steps} steps`, `${age(run.changed)}`].filter(Boolean).join(" · ");
