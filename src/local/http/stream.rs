@@ -13,6 +13,7 @@ use super::reply::Dropped;
 /// does not read is given up.
 const MOST: usize = 16 << 20;
 /// How many bytes may wait before it makes no sense to add what can be told later.
+#[cfg(any(test, feature = "chat"))]
 const BEHIND: usize = 256 << 10;
 
 /// Where the pieces go in.
@@ -63,11 +64,13 @@ impl Pieces {
     }
 
     /// Whether the client has not read what it was told before.
+    #[cfg(any(test, feature = "chat"))]
     pub(in crate::local) fn is_behind(&self) -> bool {
         self.shared.waiting.load(Ordering::Relaxed) > BEHIND
     }
 
     /// Ends when nobody listens any more.
+    #[cfg(feature = "chat")]
     pub(in crate::local) async fn closed(&self) {
         self.sender.closed().await;
     }
