@@ -82,7 +82,7 @@ impl RunReader {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`](crate::Error::Config) if it holds neither `config.json` nor `metrics.jsonl`,
+    /// [`Error::Config`] if it holds neither `config.json` nor `metrics.jsonl`,
     /// or metrics or checkpoints that cannot be read.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
