@@ -72,6 +72,8 @@
 
 pub mod error;
 
+mod descriptors;
+
 mod files;
 
 mod sync;

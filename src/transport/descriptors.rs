@@ -26,7 +26,7 @@ impl Sockets {
     /// What this process allows. A server on this machine may live in this very process, and
     /// then each connection takes two descriptors.
     pub(crate) fn of_process(is_local: bool) -> Self {
-        Self::within(open_files(), is_local)
+        Self::within(crate::descriptors::limit(), is_local)
     }
 
     fn within(limit: Option<u64>, is_local: bool) -> Self {
@@ -47,17 +47,6 @@ impl Sockets {
             others: (part(2) / 5).max(1),
         }
     }
-}
-
-#[cfg(unix)]
-fn open_files() -> Option<u64> {
-    use rustix::process::{Resource, getrlimit};
-    getrlimit(Resource::Nofile).current
-}
-
-#[cfg(not(unix))]
-fn open_files() -> Option<u64> {
-    None
 }
 
 #[cfg(test)]
@@ -96,6 +85,6 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn the_process_has_a_limit() {
-        assert!(open_files().is_none_or(|limit| limit > 0));
+        assert!(crate::descriptors::limit().is_none_or(|limit| limit > 0));
     }
 }

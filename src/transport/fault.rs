@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::retry::Meaning;
+use crate::descriptors::are_used_up;
 use crate::error::{Context, Error};
 
 /// One attempt that ended without an answer.
@@ -204,14 +205,9 @@ fn io_kind(error: &io::Error, phase: Phase) -> FaultKind {
         (Phase::Connect, K::ConnectionRefused) => FaultKind::Refused,
         // rustls reports a failed handshake as invalid data.
         (Phase::Connect, K::InvalidData) => FaultKind::Tls,
-        (Phase::Connect, _) if is_out_of_descriptors(error) => FaultKind::NoDescriptor,
+        (Phase::Connect, _) if are_used_up(error) => FaultKind::NoDescriptor,
         (Phase::Connect, _) => FaultKind::Connect,
     }
-}
-
-/// `EMFILE` of this process or `ENFILE` of the system.
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24))
 }
 
 /// An error before there was a connection, so nothing of the request was sent.

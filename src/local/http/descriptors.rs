@@ -3,8 +3,6 @@
 //! Connections and files take descriptors from one purse. What connections may have leaves some
 //! for the files that saving needs, and for answering those who come too many.
 
-use std::io;
-
 /// What is left to files, where there is enough.
 const FILES: usize = 128;
 /// Connections beyond the limit that still get an answer, at once.
@@ -22,7 +20,7 @@ pub(super) struct Share {
 impl Share {
     /// What this process allows, and no more than wanted.
     pub(super) fn of_process(wanted: usize) -> Self {
-        Self::within(open_files(), wanted)
+        Self::within(crate::descriptors::limit(), wanted)
     }
 
     fn within(limit: Option<u64>, wanted: usize) -> Self {
@@ -36,30 +34,6 @@ impl Share {
             overflow,
         }
     }
-}
-
-/// Whether a connection was not accepted because there are no descriptors left.
-#[cfg(unix)]
-pub(super) fn are_used_up(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let used_up = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
-    used_up.contains(&error.raw_os_error())
-}
-
-#[cfg(not(unix))]
-pub(super) fn are_used_up(_: &io::Error) -> bool {
-    false
-}
-
-#[cfg(unix)]
-fn open_files() -> Option<u64> {
-    use rustix::process::{Resource, getrlimit};
-    getrlimit(Resource::Nofile).current
-}
-
-#[cfg(not(unix))]
-fn open_files() -> Option<u64> {
-    None
 }
 
 #[cfg(test)]
@@ -79,14 +53,5 @@ mod tests {
             let share = Share { seats, overflow };
             assert_eq!(Share::within(limit, wanted), share, "{limit:?}");
         }
-    }
-
-    #[test]
-    #[cfg(unix)]
-    fn only_a_want_of_descriptors_is_one() {
-        for (code, expected) in [(24, true), (23, true), (103, false)] {
-            assert_eq!(are_used_up(&io::Error::from_raw_os_error(code)), expected);
-        }
-        assert!(!are_used_up(&io::Error::other("else")));
     }
 }

@@ -236,7 +236,7 @@ async fn serve(
             // Out of file descriptors, or a peer that left at once: pause, so that others finish.
             Err(error) => {
                 log::warn!("local server cannot accept a connection: {error}");
-                if descriptors::are_used_up(&error) {
+                if crate::descriptors::are_used_up(&error) {
                     seats.make_room(Instant::now());
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;

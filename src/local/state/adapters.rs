@@ -276,20 +276,21 @@ mod tests {
     use super::*;
     use crate::local::engine::LoraSpec;
 
+    fn spec(seed: u64) -> LoraSpec {
+        LoraSpec {
+            rank: 2,
+            seed,
+            attn: true,
+            mlp: true,
+            unembed: false,
+        }
+    }
+
     #[test]
     fn what_nobody_uses_goes_to_disk_and_comes_back_the_same() {
         let parent = tempfile::tempdir().unwrap();
         let base = Base::builtin(1).unwrap();
-        let adapter = |seed| {
-            let spec = LoraSpec {
-                rank: 2,
-                seed,
-                attn: true,
-                mlp: true,
-                unembed: false,
-            };
-            Arc::new(Adapter::new(spec, base.config()).unwrap())
-        };
+        let adapter = |seed| Arc::new(Adapter::new(spec(seed), base.config()).unwrap());
         let size = adapter(0).bytes();
         let adapters = Adapters::new(2 * size, parent.path().to_owned());
         let slots: Vec<Arc<Slot>> = (0..8)
@@ -318,16 +319,7 @@ mod tests {
         let base = Base::builtin(1).unwrap();
         let adapters = Adapters::new(1 << 30, parent.path().to_owned());
         let path: TinkerPath = "tinker://run/sampler_weights/a".parse().unwrap();
-        let trainer = |seed| {
-            let spec = LoraSpec {
-                rank: 2,
-                seed,
-                attn: true,
-                mlp: true,
-                unembed: false,
-            };
-            Trainer::new(&base, spec)
-        };
+        let trainer = |seed| Trainer::new(&base, spec(seed));
         let old = adapters.of_checkpoint(&path, || {
             // Saved again while the old weights are read.
             adapters.forget(&path);

@@ -1,7 +1,7 @@
 //! `tinker train`, `tinker runs` and `tinker cost` against the embedded engine.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 use tinker::local::LocalServer;
@@ -244,12 +244,8 @@ fn a_run_is_not_deleted_for_one_that_cannot_begin() {
     }
 }
 
-/// The reader of its messages goes away, as `2>&1 | head -1` does.
-#[test]
-fn training_goes_on_when_nobody_listens() {
-    let server = LocalServer::builder().start().unwrap();
-    let desk = Desk::at(&server.base_url());
-    write(&desk, "chats.jsonl", &chats(4));
+/// Training on `chats.jsonl` under way, with its messages in a pipe.
+fn start(desk: &Desk, more: &[&str]) -> Child {
     let args = [
         "train",
         "sft",
@@ -259,12 +255,20 @@ fn training_goes_on_when_nobody_listens() {
         "--batch-size",
         "1",
     ];
-    let mut child = desk
-        .command(&[&args[..], &COMMON[..]].concat())
+    desk.command(&[&args[..], &COMMON[..], more].concat())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+/// The reader of its messages goes away, as `2>&1 | head -1` does.
+#[test]
+fn training_goes_on_when_nobody_listens() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(4));
+    let mut child = start(&desk, &[]);
     drop(child.stderr.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let shown = desk.run(&["-f", "json", "runs", "show", "run"]).json();
@@ -285,22 +289,8 @@ fn a_request_to_terminate_saves_a_checkpoint() {
     let server = LocalServer::builder().start().unwrap();
     let desk = Desk::at(&server.base_url());
     write(&desk, "chats.jsonl", &chats(2));
-    let args = [
-        "train",
-        "sft",
-        "chats.jsonl",
-        "-o",
-        "run",
-        "--batch-size",
-        "1",
-    ];
     let endless = ["--epochs", "1000000", "--save-every", "0"];
-    let mut child = desk
-        .command(&[&args[..], &COMMON[..], &endless[..]].concat())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = start(&desk, &endless);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let step = lines.find(|line| line.as_ref().unwrap().contains("step 0"));
     assert!(step.is_some());

@@ -45,6 +45,17 @@ fn policies() -> [SavePolicy; 3] {
     ]
 }
 
+/// Every way in which sampling and training take turns.
+fn modes(minibatches: usize) -> [Mode; 3] {
+    [
+        Mode::Sync,
+        Mode::Stream { minibatches },
+        Mode::Async {
+            max_steps_off_policy: 1,
+        },
+    ]
+}
+
 #[track_caller]
 fn check_order(name: &str, train: impl Fn(&ServiceClient, &mut Run, SavePolicy) -> Result<Report>) {
     let server = LocalServer::start().unwrap();
@@ -84,14 +95,7 @@ fn rows_come_before_the_checkpoints_that_hold_their_steps() {
             .with_save(policy)
             .train(service, run, &pairs)
     });
-    let modes = [
-        Mode::Sync,
-        Mode::Stream { minibatches: 1 },
-        Mode::Async {
-            max_steps_off_policy: 1,
-        },
-    ];
-    for mode in modes {
+    for mode in modes(1) {
         check_order(&format!("{mode:?}"), |service, run, policy| {
             Rl::new(model(service), 2)
                 .with_mode(mode)
@@ -250,14 +254,7 @@ fn mostly_alike(service: &ServiceClient, count: usize) -> EnvBatches {
 fn groups_without_differences_are_left_out_in_every_mode() {
     let server = LocalServer::start().unwrap();
     let service = local::service(&server);
-    let modes = [
-        Mode::Sync,
-        Mode::Stream { minibatches: 2 },
-        Mode::Async {
-            max_steps_off_policy: 1,
-        },
-    ];
-    for mode in modes {
+    for mode in modes(2) {
         let root = tempfile::tempdir().unwrap();
         let mut run = Run::open(root.path(), Existing::Raise).unwrap();
         let mut rl = Rl::new(model(&service), 2).with_mode(mode);
@@ -285,14 +282,7 @@ impl EnvGroup for Ending {
 fn a_test_that_was_broken_off_is_not_logged() {
     let server = LocalServer::start().unwrap();
     let service = local::service(&server);
-    let modes = [
-        Mode::Sync,
-        Mode::Stream { minibatches: 1 },
-        Mode::Async {
-            max_steps_off_policy: 1,
-        },
-    ];
-    for mode in modes {
+    for mode in modes(1) {
         let root = tempfile::tempdir().unwrap();
         let interrupt = Interrupt::new();
         let mut run = Run::open(root.path(), Existing::Raise)
