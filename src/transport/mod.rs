@@ -1,7 +1,7 @@
 //! One request out, one reply in; the only room that names ureq.
 //!
-//! [`Transport`] makes exactly one attempt: it neither sleeps nor repeats, reads no clock and
-//! starts no thread. What to make of an outcome is decided by the pure functions of [`retry`];
+//! [`Transport`] makes exactly one attempt: it neither sleeps nor repeats, starts no thread, and
+//! reads the clock only to know what the redirects of a request left of its limit. What to make of an outcome is decided by the pure functions of [`retry`];
 //! the loops that carry the decision out live in the runtime.
 //!
 //! Nothing here logs a key, a header's value or a signed URL. ureq itself prints whole URLs at
@@ -23,7 +23,7 @@ pub(crate) mod retry;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ureq::http::{self, HeaderMap};
 
@@ -309,10 +309,12 @@ impl Transport {
         if !is_path {
             self.remember_signature(&url);
         }
+        let begun = Instant::now();
         for followed in 0.. {
+            let left = (request.whole_timeout).map(|limit| limit.saturating_sub(begun.elapsed()));
             // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
             let headers = self.headers(request, method, stranger)?;
-            let (head, answer) = self.send(request, method, &url, headers, &body)?;
+            let (head, answer) = self.send(request, method, &url, headers, &body, left)?;
             let has_body = !matches!(body, Body::Empty);
             let location = head.header("location");
             match redirect::step(head.status, location, &url, method, has_body, followed) {
@@ -408,6 +410,7 @@ impl Transport {
         url: &str,
         mut headers: HeaderMap,
         body: &Body<'_>,
+        left: Option<Duration>,
     ) -> Result<(Head, ureq::Body), Fault> {
         let mut content = Content::new(method, body)?;
         if let Some(kind) = content.content_type() {
@@ -436,7 +439,7 @@ impl Transport {
             // each difference is another call to the system.
             .timeout_per_read(read)
             .timeout_per_write(read)
-            .timeout_global(finite(request.whole_timeout))
+            .timeout_global(finite(left))
             .build();
         let (parts, body) = agent
             .run(configured)

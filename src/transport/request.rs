@@ -37,8 +37,8 @@ pub(crate) struct Request<'a> {
     pub(crate) read_timeout: Timeout,
     /// How long to wait for a connection; the client's limit (5 s) by default.
     pub(crate) connect_timeout: Timeout,
-    /// How long all of it may take, from connecting to the end of the answer; no limit by default.
-    /// Each redirect begins anew.
+    /// How long all of it may take, from connecting to the end of the answer and with every
+    /// redirect on the way; no limit by default.
     pub(crate) whole_timeout: Option<Duration>,
     /// Not the service's: it sees no header of the service's, and an answer that points to
     /// another host is handed out instead of followed.

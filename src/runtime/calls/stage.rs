@@ -43,6 +43,9 @@ impl Stage {
         if target.exists() && !force {
             return Err(refuse("is there already"));
         }
+        if target.is_file() {
+            return Err(refuse("is a file"));
+        }
         let name = target
             .file_name()
             .ok_or_else(|| refuse("names no folder"))?;
@@ -165,20 +168,28 @@ fn keep_only(folder: &Path, files: &[&PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Gives a folder another's place, whole.
+/// Gives a folder another's place, whole. Should that fail, the other is where it was.
 fn place(made: &Path, target: &Path) -> Result<()> {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let old = target.with_file_name(format!(".{name}.replaced"));
-    let replaces = target.exists();
-    if replaces {
-        let _ = fs::remove_dir_all(&old);
-        fs::rename(target, &old).map_err(|error| cannot("replace", target, error))?;
+    if !target.exists() {
+        return fs::rename(made, target).map_err(|error| cannot("write", target, error));
     }
-    fs::rename(made, target).map_err(|error| cannot("write", target, error))?;
-    if replaces {
-        let _ = fs::remove_dir_all(&old);
+    let old = unused_beside(target);
+    fs::rename(target, &old).map_err(|error| cannot("replace", target, error))?;
+    if let Err(error) = fs::rename(made, target) {
+        let _ = fs::rename(&old, target);
+        return Err(cannot("write", target, error));
     }
+    let _ = fs::remove_dir_all(&old);
     Ok(())
+}
+
+/// A name that nothing has yet: what has one may be the user's.
+fn unused_beside(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let numbered = |number: usize| target.with_file_name(format!(".{name}.replaced-{number}"));
+    let mut names = (1..).map(numbered);
+    let unused = names.find(|path| path.symlink_metadata().is_err());
+    unused.expect("there are more numbers than files")
 }
 
 /// The place of a listed file below a folder. The names come from the service; none may lead
@@ -199,6 +210,34 @@ pub(crate) fn inside(folder: &Path, name: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_no_folder_to_replace() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("notes.txt");
+        fs::write(&file, "mine").unwrap();
+        let error = Stage::open(&file, "tinker://R/weights/a", true).err();
+        assert!(error.unwrap().to_string().contains("is a file"));
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_is_replaced_whole_or_left_as_it_was() {
+        let home = tempfile::tempdir().unwrap();
+        let [target, made, mine] = ["a", "made", ".a.replaced-1"].map(|name| {
+            let folder = home.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("name"), name).unwrap();
+            folder
+        });
+        let name = |folder: &Path| fs::read_to_string(folder.join("name")).unwrap();
+        place(&home.path().join("none"), &target).unwrap_err();
+        assert_eq!(name(&target), "a");
+        place(&made, &target).unwrap();
+        assert_eq!(name(&target), "made");
+        assert_eq!(name(&mine), ".a.replaced-1");
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2);
+    }
 
     #[test]
     fn names_stay_in_the_folder() {

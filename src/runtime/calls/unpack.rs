@@ -62,6 +62,10 @@ fn entries(reader: impl Read, folder: &Path) -> Result<Vec<PathBuf>> {
         if count >= MOST_ENTRIES {
             return Err(refused(&name, "the archive has too many entries"));
         }
+        // Remarks on what follows, of which a checkpoint needs none.
+        if entry.header().entry_type().is_pax_global_extensions() {
+            continue;
+        }
         let place = place(&name)?;
         let is_folder = match entry.header().entry_type() {
             EntryType::Regular | EntryType::Continuous => false,
@@ -235,7 +239,14 @@ mod tests {
 
     #[test]
     fn plain_and_zipped_archives_are_unpacked() {
+        let remark = b"19 comment=for all\n";
+        let mut header = Header::new_ustar();
+        header.set_path("pax_global_header").unwrap();
+        header.set_entry_type(EntryType::XGlobalHeader);
+        header.set_size(remark.len() as u64);
+        header.set_cksum();
         let mut builder = Builder::new(Vec::new());
+        builder.append(&header, &remark[..]).unwrap();
         for (name, content) in [("./a.json", "{}"), ("deep/b.bin", "xyz")] {
             let mut header = Header::new_gnu();
             header.set_size(content.len() as u64);

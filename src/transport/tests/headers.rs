@@ -363,3 +363,16 @@ fn redirects_end_after_five() {
     assert_eq!(fault.kind, FaultKind::Redirect);
     assert_eq!(server.requests().len(), 6);
 }
+
+/// Each hop alone is within the limit; all of them are not.
+#[test]
+fn redirects_share_one_limit() {
+    let server = Server::start();
+    let reply = Reply::status(302).with_header("Location", "x");
+    let place = reply.wire_len() - 20;
+    server.always("GET", "x", reply.drip_from(place));
+    let mut request = get("x");
+    request.whole_timeout = Some(Duration::from_millis(300));
+    let fault = transport(&server).exchange(&request).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Timeout { sent: true }, "{fault}");
+}
