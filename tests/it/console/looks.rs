@@ -117,6 +117,7 @@ fn a_run_is_drawn_while_it_trains_and_its_checkpoint_talks() {
     talking(&browser);
     other_views(&browser);
     browser.assert_quiet("");
+    hurrying(&browser);
     on_a_phone_and_in_the_dark(&browser);
     browser.assert_quiet("");
 }
@@ -184,16 +185,29 @@ fn managing_checkpoints(browser: &Browser, url: &str) {
     browser.keys(ENTER);
     browser.wait("!document.querySelector('dialog[open]')");
 
+    // That a question was closed is told with the next picture; another may be open by then.
+    press("Copy path");
+    browser.wait("document.querySelector('dialog[open] input')");
+    browser.value(&format!(
+        "(() => {{ document.querySelector('dialog').close(); {}.click(); }})()",
+        button("Lifetime")
+    ));
+    browser
+        .value("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))");
+    browser.value("document.querySelector('dialog[open] select').value = '604800'");
+    browser.click("dialog[open] button.main");
+    browser.wait("document.querySelectorAll('tbody tr')[0].cells[4].textContent === 'in 7 d'");
+
     // A lifetime is set, and taken back.
     let expires = "document.querySelectorAll('tbody tr')[0].cells[4].textContent";
-    for (seconds, met) in [("3600", "!=="), ("", "===")] {
+    for (seconds, met) in [("3600", "=== 'in 60 min'"), ("", "=== 'never'")] {
         press("Lifetime");
         browser.wait("document.querySelector('dialog[open] select')");
         browser.value(&format!(
             "document.querySelector('dialog[open] select').value = '{seconds}'"
         ));
         browser.click("dialog[open] button.main");
-        browser.wait(&format!("{expires} {met} 'never'"));
+        browser.wait(&format!("{expires} {met}"));
     }
 
     // An export is a link to an archive that peft reads.
@@ -279,6 +293,54 @@ fn other_views(browser: &Browser) {
     let before = browser.value(many).as_u64().unwrap();
     browser.click("dialog button.danger");
     browser.wait(&format!("{many} === {}", before - 1));
+}
+
+/// A run is asked for, and one of its parts before the answer is there.
+fn hurrying(browser: &Browser) {
+    browser.value("[location.hash = '#/run/0%2Fchats', location.hash = '#/run/0%2Fchats/log']");
+    browser.wait("document.querySelector('.log')?.textContent.includes('Training completed')");
+    browser.assert_quiet("");
+}
+
+/// What is deleted is not compared any more.
+#[test]
+fn a_deleted_checkpoint_is_not_picked_any_more() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let server = LocalServer::start().unwrap();
+    let service = crate::support::local::service(&server);
+    let training = crate::support::local::train(&service);
+    let mut paths = Vec::new();
+    for name in ["a", "b", "c"] {
+        let saved = training.save_weights_for_sampler(name).unwrap();
+        paths.push(saved.join().unwrap().path.unwrap().to_string());
+    }
+    browser.go(&format!("{}/#/checkpoints", server.base_url()));
+    let pick = |path: &str| {
+        browser.click(&format!("input[aria-label='Compare {path}']"));
+    };
+    pick(&paths[0]);
+    pick(&paths[1]);
+    let compare =
+        "[...document.querySelectorAll('a.button')].find((one) => one.textContent === 'Compare')";
+    browser.wait(&format!("!{compare}.hidden"));
+    browser.click(&format!("button[aria-label='Delete {}']", paths[0]));
+    browser.click("dialog button.danger");
+    browser.wait("document.querySelectorAll('td input').length === 2");
+    browser.wait(&format!("{compare}.hidden"));
+    pick(&paths[2]);
+    browser.wait(&format!("!{compare}.hidden"));
+    let compared = browser.value(&format!("decodeURIComponent({compare}.href)"));
+    let compared = compared.as_str().unwrap();
+    assert!(
+        compared.ends_with(&format!("?model={}&other={}", paths[1], paths[2])),
+        "{compared}"
+    );
+    assert_eq!(
+        browser.value("document.querySelectorAll('td input:checked').length"),
+        2
+    );
 }
 
 fn on_a_phone_and_in_the_dark(browser: &Browser) {

@@ -23,6 +23,7 @@ export function open({ world }) {
       const answer = await question();
       if (!answer) return;
       list = answer.checkpoints;
+      for (const gone of picked.filter((path) => !list.some((one) => one.tinker_path === path))) picked.splice(picked.indexOf(gone), 1);
       draw();
     } catch (error) {
       note.replaceChildren(problem(error));

@@ -155,13 +155,12 @@ export function save(name, text, type = "application/jsonl") {
 
 /** Asks something in a dialog; resolves with the form's values, or null. */
 export function ask(title, content, yes = "OK", { danger = false, no = null } = {}) {
-  const dialog = document.getElementById("dialog");
   return new Promise((resolve) => {
     const form = h("form", { method: "dialog" }, title, content,
       h("div", { class: "row end" }, no ? h("button", { type: "button", onclick: () => dialog.close() }, no) : null, h("button", { class: danger ? "danger" : "main", value: "yes", autofocus: !no }, yes)));
-    dialog.replaceChildren(form);
-    dialog.returnValue = "";
-    dialog.onclose = () => resolve(dialog.returnValue === "yes" ? Object.fromEntries(new FormData(form)) : null);
+    // An element of its own: that another was closed is told late, when this one may be open.
+    const dialog = h("dialog", { id: "dialog", onclose: () => resolve(dialog.returnValue === "yes" ? Object.fromEntries(new FormData(form)) : null) }, form);
+    document.getElementById("dialog").replaceWith(dialog);
     dialog.showModal();
   });
 }

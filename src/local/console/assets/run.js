@@ -65,6 +65,8 @@ export function open(args) {
   function show(name) {
     if (part && name === tab) return;
     tab = name;
+    // The first answer shows it.
+    if (!run) return;
     label();
     part?.close?.();
     part = (PARTS[tab] ?? curves)({ id, run: () => run, others: () => others, over: () => over, choose: (other) => { over = other; part.update(); }, world: args.world });
