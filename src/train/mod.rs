@@ -57,6 +57,8 @@ pub use interrupt::Interrupt;
 pub use log::{Bar, JsonLines, Logger, Table};
 pub use model::Model;
 pub use prompts::distill_prompt;
+#[cfg(feature = "chat")]
+pub(crate) use reader::is_recent;
 pub use reader::{RunKind, RunReader, RunStatus, main_metric};
 pub use record::CheckpointRecord;
 pub use resume::AutoResume;

@@ -148,12 +148,9 @@ impl RunReader {
         let done = self.metrics.last().is_some_and(|row| row.is_true("final"));
         let last = self.checkpoints.last();
         let saved = last.is_some_and(|record| record.is_final || record.name == "final");
-        let age = self
-            .changed
-            .map(|changed| now.duration_since(changed).unwrap_or_default());
-        match age {
+        match self.changed {
             _ if done || saved => RunStatus::Completed,
-            Some(age) if age < Duration::from_secs(120) => RunStatus::Running,
+            Some(changed) if is_recent(changed, now) => RunStatus::Running,
             _ => RunStatus::Idle,
         }
     }
@@ -295,6 +292,11 @@ pub fn main_metric(row: &Row) -> Option<(&'static str, f64)> {
 pub(super) fn step_seconds(row: &Row) -> Option<f64> {
     let names = ["time/total", "batch_time", "time/step"];
     names.iter().find_map(|name| row.number(name))
+}
+
+/// Whether metrics that changed then are those of a run that goes on.
+pub(crate) fn is_recent(changed: SystemTime, now: SystemTime) -> bool {
+    now.duration_since(changed).unwrap_or_default() < Duration::from_secs(120)
 }
 
 pub(super) fn is_run(path: &Path) -> bool {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::local::http::Refusal;
 use crate::sync::lock;
-use crate::train::RunReader;
+use crate::train::{RunReader, is_recent};
 
 /// What a run's files are watched by.
 const FILES: [&str; 5] = [
@@ -20,6 +20,8 @@ const FILES: [&str; 5] = [
     "timing_spans.jsonl",
     "logs.log",
 ];
+/// The file by which a run is seen to be running.
+const METRICS: usize = 1;
 
 /// Sizes and times of a run's files: another value, and something changed.
 type Stamp = [Option<(u64, SystemTime)>; FILES.len()];
@@ -42,9 +44,9 @@ pub(super) struct Found {
     pub(super) path: PathBuf,
 }
 
-/// The runs as they were at the last look.
+/// The runs as they were at the last look: their files, and whether those had changed lately.
 #[derive(Debug, Default)]
-pub(super) struct Seen(Option<HashMap<String, Stamp>>);
+pub(super) struct Seen(Option<HashMap<String, (Stamp, bool)>>);
 
 /// What is different from the last look.
 #[derive(Debug, Serialize)]
@@ -99,12 +101,18 @@ impl Folders {
     }
 
     /// What changed since the last look, if anything did; at the first look, nothing has.
-    pub(super) fn changes(&self, seen: &mut Seen) -> Option<Changes> {
+    pub(super) fn changes(&self, seen: &mut Seen, time: SystemTime) -> Option<Changes> {
         let found = self.find();
         lock(&self.read).retain(|path, _| found.iter().any(|run| run.path == *path));
-        let now: HashMap<String, Stamp> = found
+        let now: HashMap<_, _> = found
             .into_iter()
-            .map(|run| (run.id, stamp(&run.path)))
+            .map(|run| {
+                let stamp = stamp(&run.path);
+                // A run that was stopped writes nothing, and is not running any more all the same.
+                let metrics = stamp[METRICS].map(|(_, changed)| changed);
+                let lately = metrics.is_some_and(|changed| is_recent(changed, time));
+                (run.id, (stamp, lately))
+            })
             .collect();
         let then = seen.0.replace(now.clone())?;
         let changed = now
@@ -205,20 +213,26 @@ mod tests {
 
     #[test]
     fn changes_are_told_once() {
+        assert_eq!(FILES[METRICS], "metrics.jsonl");
         let root = tempfile::tempdir().unwrap();
         let path = run(root.path(), "a");
         let (folders, mut seen) = (Folders::new(vec![root.path().to_owned()]), Seen::default());
-        assert!(folders.changes(&mut seen).is_none());
-        assert!(folders.changes(&mut seen).is_none());
+        let mut changes = |time| folders.changes(&mut seen, time);
+        let now = SystemTime::now();
+        assert!(changes(now).is_none());
+        assert!(changes(now).is_none());
         let first = folders.open("0/a").unwrap();
         assert!(Arc::ptr_eq(&first, &folders.open("0/a").unwrap()));
         fs::write(path.join("logs.log"), "x\n").unwrap();
         run(root.path(), "b");
-        let mut changed = folders.changes(&mut seen).unwrap().changed;
+        let mut changed = changes(now).unwrap().changed;
         changed.sort();
         assert_eq!(changed, ["0/a", "0/b"]);
         assert!(!Arc::ptr_eq(&first, &folders.open("0/a").unwrap()));
         fs::remove_dir_all(path).unwrap();
-        assert_eq!(folders.changes(&mut seen).unwrap().gone, ["0/a"]);
+        assert_eq!(changes(now).unwrap().gone, ["0/a"]);
+        let later = now + std::time::Duration::from_secs(300);
+        assert_eq!(changes(later).unwrap().changed, ["0/b"], "it is idle");
+        assert!(changes(later).is_none());
     }
 }

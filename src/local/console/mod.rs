@@ -13,6 +13,7 @@ mod viewer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use serde::Serialize;
 
@@ -117,7 +118,7 @@ impl Console {
     /// Looks for runs that changed since the last look.
     pub(in crate::local) fn watch(self: &Arc<Self>) -> impl FnMut() -> Vec<Event> + Send + 'static {
         let (console, mut seen) = (self.clone(), Seen::default());
-        move || match console.folders.changes(&mut seen) {
+        move || match console.folders.changes(&mut seen, SystemTime::now()) {
             Some(changes) => vec![Event::of("runs", &changes)],
             None => Vec::new(),
         }
