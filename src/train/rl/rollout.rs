@@ -96,6 +96,8 @@ pub(super) struct Played {
 struct Task {
     group: usize,
     episode: usize,
+    /// How often it was begun before.
+    again: u32,
     env: Box<dyn Env>,
 }
 
@@ -103,7 +105,8 @@ struct Task {
 struct Tally {
     episodes: Vec<Option<Trajectory>>,
     open: usize,
-    retries: u32,
+    /// How often each episode was begun anew.
+    again: Vec<u32>,
     failures: Vec<&'static str>,
     hopeless: Option<Error>,
 }
@@ -211,13 +214,17 @@ impl Stage<'_> {
         tally.failures.push(kind(&error));
         match self.policy {
             FailurePolicy::FailFast => return Err(error),
-            FailurePolicy::Retry(most) if tally.retries < most && tally.hopeless.is_none() => {
-                tally.retries += 1;
+            FailurePolicy::Retry(most)
+                if tally.again.iter().sum::<u32>() < most && tally.hopeless.is_none() =>
+            {
+                tally.again[episode] += 1;
                 let fresh = guarded("making environments", || builder.envs());
                 if let Some(env) = fresh.ok().and_then(|envs| envs.into_iter().next()) {
+                    let again = tally.again[episode];
                     let _ = tasks.send(Task {
                         group,
                         episode,
+                        again,
                         env,
                     });
                     return Ok(());
@@ -294,6 +301,8 @@ impl Stage<'_> {
     ) {
         for mut task in waiting {
             let number = (task.group as u64) << 20 | task.episode as u64;
+            // With the seeds it had before, an episode would say again what it failed by.
+            let number = number ^ u64::from(task.again) << 48;
             let played = catch_unwind(AssertUnwindSafe(|| {
                 self.episode(sampler, task.env.as_mut(), number, timing)
             }));
@@ -364,7 +373,10 @@ impl Stage<'_> {
         budget: u32,
         (number, turn): (u64, usize),
     ) -> Result<SampledSequence> {
-        let mut params = self.params.clone().with_max_tokens(budget);
+        let mut params = self.params.clone();
+        if budget < u32::MAX {
+            params = params.with_max_tokens(budget);
+        }
         if let Some(stop) = &observation.stop {
             params = params.with_stop(stop.clone());
         }
@@ -396,13 +408,14 @@ impl Tally {
             let _ = tasks.send(Task {
                 group,
                 episode,
+                again: 0,
                 env,
             });
         }
         Self {
             episodes: (0..open).map(|_| None).collect(),
             open,
-            retries: 0,
+            again: vec![0; open],
             failures: Vec::new(),
             hopeless: None,
         }
@@ -412,7 +425,7 @@ impl Tally {
         Self {
             episodes: Vec::new(),
             open: 0,
-            retries: 0,
+            again: Vec::new(),
             failures: vec![kind(&error)],
             hopeless: Some(error),
         }

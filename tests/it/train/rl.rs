@@ -2,8 +2,8 @@
 //! losses, teachers.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
 use tinker::client::SamplerSource;
@@ -15,7 +15,7 @@ use tinker::train::rl::{
     SelfDistillation, Step,
 };
 use tinker::train::{Batches, Existing, Model, Run, RunReader, SoftTargets, Supervised};
-use tinker::types::SampledSequence;
+use tinker::types::{SampledSequence, SamplingParams, Stop};
 use tinker::{Datum, LoraConfig, LossFn, ModelInput, Result, ServiceClient};
 
 use crate::support::local;
@@ -159,6 +159,63 @@ fn failures_are_counted_retried_or_done_without() {
     );
     assert!(run.metrics[0].get("env/all/reward/total").is_none());
     assert!(run.metrics[1].get("env/all/reward/total").is_some());
+}
+
+/// An environment that cannot bear the first answer it hears.
+struct Picky(Arc<Mutex<Vec<Vec<i32>>>>);
+
+impl Env for Picky {
+    fn start(&mut self) -> anyhow::Result<Observation> {
+        Ok(Observation::new(ModelInput::from_ints(vec![66, 67])))
+    }
+
+    fn step(&mut self, answer: &SampledSequence) -> anyhow::Result<Step> {
+        let mut heard = self.0.lock().unwrap();
+        heard.push(answer.tokens.to_vec());
+        anyhow::ensure!(
+            *heard.last().unwrap() != heard[0],
+            "this breaks the sandbox"
+        );
+        Ok(Step::done(1.0))
+    }
+}
+
+struct Pick(Arc<Mutex<Vec<Vec<i32>>>>);
+
+impl EnvGroup for Pick {
+    fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
+        Ok(vec![Box::new(Picky(self.0.clone()))])
+    }
+}
+
+#[test]
+fn what_is_played_anew_is_not_said_again() {
+    let run = trained(|service, run| {
+        let group = Arc::new(Pick(Arc::default())) as Arc<dyn EnvGroup>;
+        let rl = Rl::new(model(service), 8).with_failures(FailurePolicy::Retry(1));
+        rl.train(service, run, &EnvBatches::new([group], 1))
+            .map(drop)
+    });
+    let (_, run) = run.unwrap();
+    let first = &run.metrics[0];
+    assert_eq!(first.number("rollout_errors/total"), Some(1.0));
+    assert_eq!(first.number("rollout_errors/groups_skipped"), Some(0.0));
+}
+
+#[test]
+fn answers_without_a_limit_take_what_the_model_has_room_for() {
+    let run = trained(|service, run| {
+        let name = local::base_model(service);
+        let tokenizer = service.create_sampling_client(name.as_str())?.tokenizer()?;
+        let problem = Problem::without_reward(&tokenizer, tokenizer.encode("word:")?);
+        // Some byte is said soon.
+        let ends = Stop::Tokens((0..200).collect());
+        let group = problem.with_group_size(1).with_stop(ends).into_group();
+        let rl = Rl::new(model(service), 8).with_sampling(SamplingParams::default());
+        rl.train(service, run, &EnvBatches::new([group], 1))
+            .map(drop)
+    });
+    assert_eq!(run.unwrap().1.metrics.len(), 1);
 }
 
 #[test]
