@@ -69,7 +69,7 @@ impl Csv {
         }
         self.columns = columns;
         for cells in lines {
-            let cells: Vec<String> = cells.collect();
+            let cells: Vec<String> = cells.take(self.columns.len()).collect();
             match cells[0].parse() {
                 Ok(earlier) if earlier < step => self.rows.push((earlier, cells)),
                 _ => {}
@@ -182,5 +182,15 @@ mod tests {
             ["2", "20", "1"],
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_row_that_is_longer_than_its_table_is_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.csv");
+        fs::write(&path, "step,timestamp,a\n0,then,1,2,3\n").unwrap();
+        Csv::new(&path).metrics(1, &Row::new().with("a", 5usize));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("step,timestamp,a\n0,then,1\n1,"), "{text}");
     }
 }

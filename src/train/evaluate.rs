@@ -153,8 +153,15 @@ pub(super) fn target_logprobs(sampler: &SamplingClient, data: &[Datum]) -> Resul
     let mut scored = vec![Vec::new(); data.len()];
     for (index, logprobs) in sampler.compute_logprobs_batch(prompts) {
         // The first token is not predicted from anything.
-        scored[index] = logprobs?.as_raw()[1..].to_vec();
+        let logprobs = logprobs?;
+        scored[index] = logprobs.as_raw().get(1..).unwrap_or_default().to_vec();
     }
+    check_scored(data, &scored)?;
+    Ok(scored)
+}
+
+/// Refuses scores that are not one for each target.
+pub(super) fn check_scored(data: &[Datum], scored: &[Vec<f32>]) -> Result<()> {
     for (logprobs, datum) in scored.iter().zip(data) {
         let wanted = targets(datum)?.len();
         if logprobs.len() != wanted {
@@ -165,7 +172,7 @@ pub(super) fn target_logprobs(sampler: &SamplingClient, data: &[Datum]) -> Resul
             return Err(fault::reply(message));
         }
     }
-    Ok(scored)
+    Ok(())
 }
 
 pub(super) fn weighted_nll(data: &[Datum], logprobs: &[Vec<f32>]) -> Result<f64> {

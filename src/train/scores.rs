@@ -42,7 +42,8 @@ impl BitsPerByte {
     ///
     /// # Errors
     ///
-    /// What `decode` returns.
+    /// What `decode` returns, and [`Error::Invalid`] if there are fewer log probabilities than
+    /// targets.
     pub fn add(
         &mut self,
         logprobs: &[f32],
@@ -51,6 +52,10 @@ impl BitsPerByte {
         is_special: impl Fn(i32) -> bool,
         decode: impl Fn(&[i32]) -> Result<String>,
     ) -> Result<()> {
+        if logprobs.len() < targets.len() {
+            let problem = format!("{} for {} targets", logprobs.len(), targets.len());
+            return Err(Error::invalid("logprobs", problem));
+        }
         let counted: Vec<bool> = weights
             .iter()
             .zip(targets)

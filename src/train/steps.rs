@@ -54,7 +54,7 @@ pub(super) use common_setters;
 
 /// How many steps a run has, which must be at least one.
 pub(super) fn total_steps(batches: usize, epochs: usize, most: Option<usize>) -> Result<usize> {
-    let steps = batches * epochs;
+    let steps = batches.saturating_mul(epochs);
     match most.map_or(steps, |most| most.min(steps)) {
         0 => {
             let problem = format!("{batches} batches and {epochs} epochs make no step");
@@ -78,7 +78,7 @@ impl Place {
         let batch = last.and_then(|last| last.batch).unwrap_or(0) as usize;
         let tokens = last.and_then(|last| last.extra.count("elapsed_tokens"));
         Self {
-            step: epoch * batches + batch,
+            step: epoch.saturating_mul(batches).saturating_add(batch),
             tokens: tokens.unwrap_or(0),
         }
     }
@@ -138,6 +138,7 @@ mod tests {
         assert_eq!(total_steps(4, 2, None).unwrap(), 8);
         assert_eq!(total_steps(4, 2, Some(3)).unwrap(), 3);
         assert_eq!(total_steps(4, 2, Some(99)).unwrap(), 8);
+        assert_eq!(total_steps(4, usize::MAX, Some(99)).unwrap(), 99);
         let error = total_steps(0, 2, None).unwrap_err().to_string();
         assert!(error.contains("0 batches and 2 epochs"), "{error}");
     }
@@ -150,5 +151,7 @@ mod tests {
         let place = Place::of(Some(&record), 4);
         assert_eq!((place.step, place.tokens), (7, 50));
         assert_eq!(Place::of(None, 4).step, 0);
+        record.epoch = Some(u64::MAX);
+        assert_eq!(Place::of(Some(&record), 4).step, usize::MAX);
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::checkpoints::{Checkpoints, Due, Position, SavePolicy};
 use super::dataset::Dataset;
-use super::evaluate::{Evaluator, Snapshot, evaluate_all, weighted_nll};
+use super::evaluate::{Evaluator, Snapshot, check_scored, evaluate_all, weighted_nll};
 use super::fault;
 use super::model::Model;
 use super::row::Row;
@@ -267,7 +267,7 @@ impl Progress<'_> {
         let (batches, epochs) = (self.batches, self.settings.epochs);
         run.folder().note(&format!(
             "Training for {batches} batches x {epochs} epochs = {} steps",
-            batches * epochs
+            batches.saturating_mul(epochs)
         ))?;
         let mut step = start;
         while step < self.total && !run.is_interrupted() {
@@ -393,6 +393,7 @@ impl Progress<'_> {
             metrics.set(name, value);
         }
         let logprobs = logprobs(&output, data.len())?;
+        check_scored(&data, &logprobs)?;
         let weights = data.iter().map(|datum| floats(datum, "weights"));
         let weights = weights.collect::<Result<Vec<_>>>()?;
         let total: f64 = weights.into_iter().flatten().map(|&w| f64::from(w)).sum();

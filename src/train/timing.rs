@@ -101,7 +101,7 @@ impl Timing {
             .map(|span| span.start)
             .min()
             .unwrap_or_default();
-        let since = |time: Duration| (time - earliest).as_secs_f64();
+        let since = |time: Duration| time.saturating_sub(earliest).as_secs_f64();
         let list = spans.iter().map(|span| {
             Row::new()
                 .with("name", span.name.as_str())
@@ -116,5 +116,19 @@ impl Timing {
 }
 
 fn seconds(span: &Span) -> f64 {
-    (span.end - span.start).as_secs_f64()
+    span.end.saturating_sub(span.start).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_that_ends_before_it_begins_took_no_time() {
+        let (start, end) = (Duration::from_secs(2), Duration::from_secs(1));
+        let name = "clock".to_owned();
+        let timing = Timing::of(vec![Span { name, start, end }]);
+        assert_eq!(timing.metrics().number("time/clock"), Some(0.0));
+        assert!(timing.line(0).to_line().contains("\"wall_end\": 0.0"));
+    }
 }
