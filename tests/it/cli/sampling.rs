@@ -107,6 +107,14 @@ fn a_second_run_samples_only_what_is_missing() {
     let before = out();
     assert!(desk.run(&args).ok().is_empty());
     assert_eq!(out(), before);
+    // A whole result that lacks its line's end is one.
+    fs::write(desk.path().join("out.jsonl"), before.trim_end()).unwrap();
+    assert!(desk.run(&args).ok().is_empty());
+    assert_eq!(out(), before);
+    // What somebody else wrote there stays.
+    fs::write(desk.path().join("out.jsonl"), "my notes").unwrap();
+    desk.run(&args).ok();
+    assert!(out().starts_with("my notes\n{"), "{}", out());
 }
 
 #[test]

@@ -257,30 +257,34 @@ impl Sink {
     }
 }
 
-/// Opens a file of results to go on with; half a line, as a crash leaves it, is cut off.
+/// Opens a file of results to go on with; half a result, as a crash leaves it, is cut off.
 fn append(file: &Path) -> anyhow::Result<Sink> {
     let cannot = || format!("cannot write {}", file.display());
     let opened = OpenOptions::new().create(true).append(true).open(file);
-    let opened = opened.with_context(cannot)?;
+    let mut opened = opened.with_context(cannot)?;
     let length = opened.metadata().with_context(cannot)?.len();
     if length > 0 {
-        let whole = whole_lines(file)?;
-        if whole < length {
+        let (whole, last) = whole_lines(file)?;
+        // What is no part of a result somebody else wrote.
+        let half = last.starts_with(b"{") && serde_json::from_slice::<Line>(&last).is_err();
+        if half {
             opened.set_len(whole).with_context(cannot)?;
+        } else if whole < length {
+            opened.write_all(b"\n").with_context(cannot)?;
         }
     }
     Ok(Sink(opened, file.to_owned()))
 }
 
-/// How many bytes of a file are whole lines.
-fn whole_lines(file: &Path) -> anyhow::Result<u64> {
+/// How many bytes of a file are whole lines, and what follows them.
+fn whole_lines(file: &Path) -> anyhow::Result<(u64, Vec<u8>)> {
     let mut reader = BufReader::new(File::open(file)?);
     let (mut whole, mut line) = (0, Vec::new());
     loop {
         line.clear();
         let count = reader.read_until(b'\n', &mut line)? as u64;
         if count == 0 || line.last() != Some(&b'\n') {
-            return Ok(whole);
+            return Ok((whole, line));
         }
         whole += count;
     }
