@@ -221,6 +221,37 @@ fn every_kind_keeps_lines_for_evaluation_and_refuses_what_it_does_not_heed() {
         let (option, _) = unheeded.split_once('=').unwrap();
         assert!(refused.contains(option), "{kind}: {refused}");
     }
+    for (kind, senseless) in [
+        ("sft", "--epochs=0"),
+        ("dpo", "--batch-size=0"),
+        ("rl", "--batch-size=0"),
+        ("rl", "--group-size=0"),
+        ("rl", "--max-tokens=0"),
+        ("rl", "--kl=-1"),
+        ("distill", "--kl=-1"),
+    ] {
+        let refused = train(kind, &["--resume", senseless]).failed(2);
+        let (option, _) = senseless.split_once('=').unwrap();
+        assert!(refused.contains(option), "{kind}: {refused}");
+    }
+    let many = ["--overwrite", "--epochs=18446744073709551615"];
+    train("sft", &[&many[..], &["--max-steps=1"]].concat()).ok();
+}
+
+/// Whoever was told that a checkpoint is being saved is told that it was not.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_cannot_be_saved_on_ctrl_c_is_told_of() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "rl.jsonl", &[json!({"prompt": "2+2"})]);
+    let grader = "command=mkdir -p run/checkpoints.jsonl; kill -INT $PPID; echo 0";
+    let args = ["train", "rl", "rl.jsonl", "-o", "run", "--grader", grader];
+    let answers = ["--max-tokens", "4", "--group-size", "1"];
+    let said = desk.run(&[&args[..], &answers, &COMMON[..]].concat());
+    assert!(said.stderr.contains("checkpoints.jsonl"), "{said:?}");
+    assert!(said.stderr.contains("Saving a checkpoint"), "{said:?}");
+    assert_eq!(said.exit, Some(130), "{said:?}");
 }
 
 #[test]

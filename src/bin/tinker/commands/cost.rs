@@ -120,7 +120,7 @@ impl Cost {
         }
         Ok(Count {
             model: self.layout.model.clone(),
-            train_tokens: tokens * self.epochs,
+            train_tokens: tokens.saturating_mul(self.epochs),
             ..Count::default()
         })
     }

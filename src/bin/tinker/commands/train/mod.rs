@@ -19,7 +19,7 @@ use tinker::{LoraConfig, ServiceClient};
 use self::dashboard::{Dashboard, Lines, Queue};
 use self::settings::Settings;
 use crate::context::Context;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::interrupt;
 use crate::terminal;
 
@@ -47,8 +47,12 @@ impl Train {
         let settings = settings.with_file()?;
         settings.check(kind)?;
         let mut desk = Desk::open(context, settings)?;
-        let report = train(&mut desk)?;
-        desk.end(context, &report)
+        let trained = train(&mut desk);
+        if let (Err(error), true) = (&trained, interrupt::happened()) {
+            // The program ends by the interruption, but a checkpoint was promised before.
+            failure::report(error);
+        }
+        desk.end(context, &trained?)
     }
 }
 

@@ -101,19 +101,25 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Refuses what this kind of training would not heed.
+    /// Refuses what this kind of training would not heed or could make no sense of.
     pub(super) fn check(&self, kind: &str) -> anyhow::Result<()> {
-        let useless = fields(self)?.into_iter().map(|(name, _)| name);
-        match useless.into_iter().find(|name| !has_use(kind, name)) {
-            None => Ok(()),
-            Some(name) => {
-                let option = name.replace('_', "-");
-                let problem = format!("tinker train {kind} has no use for --{option}");
-                Err(Failure::usage(problem)
-                    .advise(format!("'tinker train {kind} --help' shows what there is."))
-                    .into())
-            }
+        for (name, value) in fields(self)? {
+            let option = name.replace('_', "-");
+            let problem = match value.as_f64() {
+                _ if !has_use(kind, &name) => {
+                    format!("tinker train {kind} has no use for --{option}")
+                }
+                Some(0.0) if is_count(&name) => format!("--{option} must be at least 1, got 0"),
+                Some(number) if number < 0.0 && name == "kl" => {
+                    format!("--{option} must not be below 0, got {number}")
+                }
+                _ => continue,
+            };
+            return Err(Failure::usage(problem)
+                .advise(format!("'tinker train {kind} --help' shows what there is."))
+                .into());
         }
+        Ok(())
     }
 
     /// The file's settings with the flags before them.
@@ -146,6 +152,14 @@ fn has_use(kind: &str, setting: &str) -> bool {
         "teacher" => kind == "distill",
         _ => true,
     }
+}
+
+/// Whether a setting counts things of which there must be some.
+fn is_count(setting: &str) -> bool {
+    matches!(
+        setting,
+        "rank" | "epochs" | "batch_size" | "max_steps" | "max_length" | "group_size" | "max_tokens"
+    )
 }
 
 /// What is set.
