@@ -6,7 +6,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::{Value, json};
 use tinker::local::{LocalServer, ModelSource};
-use tinker::train::{Batches, Conversations, Existing, Logger, Row, Run, Supervised};
+use tinker::train::{Batches, Conversations, Existing, Logger, Row, Run, RunFolder, Supervised};
 use tinker::{ServiceClient, config::Config};
 
 use super::browser::Browser;
@@ -242,12 +242,39 @@ fn managing_checkpoints(browser: &Browser, url: &str) {
     browser.wait(&format!("{chosen} === {:?}", both.join(" ")));
 }
 
+/// Answers that come in another order than the questions.
+fn late_answers(browser: &Browser) {
+    let hold = "void (() => { window.plain = window.fetch; window.fetch = (url, how) => String(url).includes('step=0')\
+        ? new Promise((go) => { window.free = () => go(window.plain(url, how).then((reply) => {\
+            const read = reply.json.bind(reply); reply.json = () => window.told = read(); return reply; })); })\
+        : window.plain(url, how); })()";
+    browser.value(hold);
+    let slide = |to: usize| {
+        browser.value(&format!(
+            "(() => {{ const step = document.querySelector('[aria-label=Step]'); step.value = {to};\
+             step.dispatchEvent(new Event('input')); }})()"
+        ));
+    };
+    slide(0);
+    browser.wait("window.free");
+    slide(2);
+    let shown = "document.querySelector('label.line + .quiet').textContent";
+    browser.wait(&format!("{shown}.startsWith('step 2,')"));
+    browser.value("window.free()");
+    browser.wait("window.told");
+    browser.value("window.told.then(() => new Promise((drawn) => requestAnimationFrame(drawn)))");
+    let shown = browser.value(shown);
+    assert!(shown.as_str().unwrap().starts_with("step 2,"), "{shown}");
+    browser.value("window.fetch = window.plain");
+}
+
 fn parts_of_a_run(browser: &Browser) {
     let open = |name: &str| browser.click(&format!(".tabs a[href$='/{name}']"));
     open("config");
     browser.wait("document.querySelector('td.value').closest('table').textContent.includes('tinker-local/tiny')");
     open("time");
     browser.wait("document.querySelector('.lane i')");
+    late_answers(browser);
     open("log");
     browser.wait("document.querySelector('.log').textContent.includes('Training completed')");
     open("checkpoints");
@@ -300,6 +327,46 @@ fn hurrying(browser: &Browser) {
     browser.value("[location.hash = '#/run/0%2Fchats', location.hash = '#/run/0%2Fchats/log']");
     browser.wait("document.querySelector('.log')?.textContent.includes('Training completed')");
     browser.assert_quiet("");
+}
+
+/// An iteration is listed once its first rollouts are there; others of it may come later.
+#[test]
+fn rollouts_of_an_iteration_may_come_one_after_the_other() {
+    let Some(browser) = Browser::open() else {
+        return;
+    };
+    let root = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().runs(root.path()).start().unwrap();
+    let folder = RunFolder::open(root.path().join("rl"), Existing::Raise).unwrap();
+    folder.write_config(&json!({"loss_fn": "ppo"})).unwrap();
+    let played = Row::new()
+        .with("group_idx", 0usize)
+        .with("total_reward", 1.0);
+    let played = std::slice::from_ref(&played);
+    folder.write_rollouts(0, "eval_test", played).unwrap();
+    browser.go(&format!("{}/#/run/0%2Frl/rollouts", server.base_url()));
+    let labels = "[...document.querySelectorAll('select')].at(-1)";
+    browser.wait(&format!("{labels}?.value === 'eval_test'"));
+    folder.write_rollouts(0, "train", played).unwrap();
+    folder.note("played").unwrap();
+    browser.wait(&format!("{labels}.options.length === 2"));
+    // A look that fails after a later one has been answered is no news.
+    browser.value(
+        "void (() => { window.plain = window.fetch; window.fetch = (url, how) => \
+         window.fail || !String(url).includes('/console/run?') ? window.plain(url, how) : \
+         new Promise((_, fail) => { window.fail = fail; }); })()",
+    );
+    folder.note("a look").unwrap();
+    browser.wait("window.fail");
+    folder.write_rollouts(0, "eval_more", played).unwrap();
+    folder.note("a later look").unwrap();
+    browser.wait(&format!("{labels}.options.length === 3"));
+    browser.value("window.fail(new TypeError('too late'))");
+    browser.value("new Promise((drawn) => requestAnimationFrame(drawn))");
+    assert_eq!(
+        browser.value("document.querySelector('.problem')"),
+        Value::Null
+    );
 }
 
 /// What is deleted is not compared any more.

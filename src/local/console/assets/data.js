@@ -1,6 +1,6 @@
 // A JSONL file as a model would be trained on it.
 
-import { count, empty, field, h, num, options, problem, send } from "./lib.js";
+import { count, empty, field, h, latest, num, options, problem, send } from "./lib.js";
 
 const MOST = 32 << 20;
 const PAGE = 10;
@@ -25,10 +25,12 @@ export function open({ world }) {
     load();
   }
 
+  const question = latest((wanted) => send("POST", "data", wanted));
   async function load() {
     if (!text.trim()) return place.replaceChildren(empty("No data yet", h("p", {}, "Each line is a conversation, a prompt with its completion, or a text:"), h("pre", {}, '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}\n{"prompt": "…", "completion": "…"}\n{"text": "…"}')));
     try {
-      draw(await send("POST", "data", { text, renderer: renderer.value || null, train_on: trainOn.value, from, count: PAGE }));
+      const report = await question({ text, renderer: renderer.value || null, train_on: trainOn.value, from, count: PAGE });
+      if (report) draw(report);
     } catch (error) {
       place.replaceChildren(problem(error));
     }

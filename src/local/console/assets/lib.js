@@ -171,8 +171,12 @@ export function latest(question) {
   let last = 0;
   return async (...args) => {
     const mine = ++last;
-    const answer = await question(...args);
-    return mine === last ? answer : undefined;
+    try {
+      const answer = await question(...args);
+      return mine === last ? answer : undefined;
+    } catch (error) {
+      if (mine === last) throw error;
+    }
   };
 }
 

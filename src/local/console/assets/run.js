@@ -85,7 +85,7 @@ function second(context, label) {
   const choice = h("select", { "aria-label": label, onchange: () => context.choose(choice.value) });
   const fill = () => {
     const list = [["", "no other run"], ...context.others().map((run) => [run.id, run.name])];
-    if (choice.options.length !== list.length) choice.replaceChildren(...options(list, context.over()));
+    if (list.some(([id], index) => choice.options[index]?.value !== id) || choice.options.length !== list.length) choice.replaceChildren(...options(list, context.over()));
   };
   fill();
   return { node: h("label", { class: "line" }, label, choice), fill };
@@ -146,11 +146,13 @@ function config(context) {
   const body = h("tbody");
   const note = h("div");
   const card = h("div", { class: "card flush" }, h("div", { class: "scroll" }, h("table", { "aria-label": "Configuration" }, h("thead", {}, head), body)));
+  const question = latest(async (over) => over ? get("run", { run: over }).catch((error) => ({ error })) : null);
   async function update() {
     choice.fill();
     const over = context.over();
+    const other = await question(over);
+    if (other === undefined) return;
     const ours = new Map(flat(context.run().config ?? {}));
-    const other = over ? await get("run", { run: over }).catch((error) => ({ error })) : null;
     if (other?.error) return note.replaceChildren(problem(other.error));
     const theirs = other && new Map(flat(other.config ?? {}));
     const names = [...new Set([...ours.keys(), ...(theirs?.keys() ?? [])])].filter((name) => name.toLowerCase().includes(filter.value.toLowerCase()));
@@ -172,8 +174,10 @@ function time(context) {
   const note = h("div");
   let steps = [];
   let chosen;
+  const question = latest((step) => get("spans", { run: context.id, step }).catch((error) => ({ error })));
   async function draw() {
-    const found = await get("spans", { run: context.id, step: chosen }).catch((error) => ({ error }));
+    const found = await question(chosen);
+    if (!found) return;
     if (found.error) return note.replaceChildren(problem(found.error));
     steps = found.steps;
     step.max = Math.max(0, steps.length - 1);
@@ -199,21 +203,25 @@ function rollouts(context) {
   const sums = h("span", { class: "quiet" });
   const place = h("div", { class: "stack" });
   let follow = true;
+  let listed = "";
   function update() {
     const list = context.run().iterations;
     if (!list.length) return place.replaceChildren(empty("No rollouts", h("p", {}, "Runs of reinforcement learning write theirs down, an iteration at a time.")));
-    if (iteration.options.length === list.length) return;
+    if (listed === (listed = JSON.stringify(list))) return;
     const kept = iteration.value;
     iteration.replaceChildren(...options(list.map((one) => [String(one.iteration), `iteration ${one.iteration}`]), follow ? String(list.at(-1).iteration) : kept));
     draw();
   }
+  const question = latest((iteration, label) => get("rollouts", { run: context.id, iteration, label }));
   async function draw() {
     const one = context.run().iterations.find((known) => String(known.iteration) === iteration.value);
     const labels = one?.labels ?? [];
     const kept = labels.includes(label.value) ? label.value : labels[0];
     label.replaceChildren(...options(labels, kept));
     try {
-      const { rollouts } = await get("rollouts", { run: context.id, iteration: one.iteration, label: kept });
+      const answer = await question(one.iteration, kept);
+      if (!answer) return;
+      const { rollouts } = answer;
       const mean = rollouts.reduce((sum, rollout) => sum + rollout.total_reward, 0) / Math.max(1, rollouts.length);
       sums.textContent = `${rollouts.length} rollouts, mean reward ${num(mean)}`;
       const groups = Map.groupBy(rollouts, (rollout) => rollout.group_idx);
