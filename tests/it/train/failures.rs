@@ -7,21 +7,19 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use serde_json::json;
 use tinker::local::LocalServer;
 use tinker::train::rl::{
     Env, EnvBatches, EnvDataset, EnvGroup, Grade, Mode, Problem, Rl, SelfDistillation,
 };
 use tinker::train::{
-    Batches, Checkpoints, Dpo, Evaluator, Existing, Interrupt, Logger, NllEvaluator, Position,
-    Report, Row, Run, RunFolder, RunReader, SavePolicy, Snapshot, Supervised,
+    Batches, Checkpoints, Dpo, Evaluator, Existing, Interrupt, Logger, Position, Report, Row, Run,
+    RunFolder, RunReader, SavePolicy, Snapshot, Supervised,
 };
 use tinker::{Datum, Result, ServiceClient};
 
 use super::resume::{model, problems, tokenizer, words};
-use crate::support::fake::{Fake, result_of, route};
+use crate::support::fake::Fake;
 use crate::support::local;
-use crate::support::scripted::Reply;
 
 /// Notes what was written down too early: a checkpoint before the rows of the steps it holds. Whoever
 /// goes on from there would never log them.
@@ -357,19 +355,5 @@ fn scores_of_some_targets_are_no_scores() {
     let batches = Batches::new(data.to_vec(), 1).unwrap();
     let trained = Supervised::new("some/model").train(&fake.service(), &mut run, &batches);
     let error = trained.unwrap_err();
-    assert!(error.to_string().contains("2 targets"), "{error}");
-}
-
-#[test]
-fn a_test_whose_scores_do_not_come_is_no_test() {
-    let data = [Datum::supervised(&[1], &[2, 3])];
-    let fake = Fake::start();
-    let training = fake.training();
-    let snapshot = Snapshot::of(&training).with_sampler(fake.sampler());
-    let mut scored = result_of("Sample");
-    scored["prompt_logprobs"] = json!([]);
-    fake.server
-        .always("POST", &route("retrieve_future"), Reply::json(&scored));
-    let error = NllEvaluator::new(data).evaluate(&snapshot).unwrap_err();
     assert!(error.to_string().contains("2 targets"), "{error}");
 }
