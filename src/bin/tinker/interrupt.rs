@@ -1,6 +1,6 @@
 //! Ctrl-C and requests to terminate: what is under way ends in order, and the program with 130.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::failure::Exit;
@@ -9,6 +9,8 @@ type Hook = Box<dyn FnOnce() + Send>;
 
 static HAPPENED: AtomicBool = AtomicBool::new(false);
 static HOOKS: Mutex<Vec<Hook>> = Mutex::new(Vec::new());
+/// How many wait for what somebody types.
+static ASKING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether Ctrl-C was pressed.
 pub(crate) fn happened() -> bool {
@@ -25,6 +27,18 @@ fn hooks<T>(change: impl FnOnce(&mut Vec<Hook>) -> T) -> T {
     change(&mut HOOKS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// Waits for what somebody types. Nothing else is under way that would end by itself, so Ctrl-C
+/// ends the program.
+pub(crate) fn while_asking<T>(read: impl FnOnce() -> T) -> T {
+    ASKING.fetch_add(1, Ordering::SeqCst);
+    if happened() {
+        exit();
+    }
+    let typed = read();
+    ASKING.fetch_sub(1, Ordering::SeqCst);
+    typed
+}
+
 /// Ends the program as Ctrl-C does.
 pub(crate) fn exit() -> ! {
     std::process::exit(Exit::Interrupted as i32)
@@ -37,6 +51,10 @@ fn pressed() {
     }
     for hook in hooks {
         hook();
+    }
+    if ASKING.load(Ordering::SeqCst) > 0 {
+        say!();
+        exit();
     }
 }
 

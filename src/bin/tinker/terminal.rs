@@ -83,7 +83,8 @@ pub(crate) fn confirm(question: &str) -> anyhow::Result<bool> {
 /// One line of standard input; `None` at its end.
 pub(crate) fn line() -> anyhow::Result<Option<String>> {
     let mut text = String::new();
-    Ok((io::stdin().read_line(&mut text)? > 0).then_some(text))
+    let read = crate::interrupt::while_asking(|| io::stdin().read_line(&mut text));
+    Ok((read? > 0).then_some(text))
 }
 
 /// Asks for something that must not show. The terminal is as before afterwards, Ctrl-C included.

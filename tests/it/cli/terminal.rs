@@ -154,6 +154,24 @@ fn a_key_is_not_shown_while_it_is_typed() {
 }
 
 #[test]
+fn ctrl_c_ends_what_waits_for_an_answer() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let path = "tinker://some:train:0/weights/a";
+    for (args, question) in [
+        (vec!["checkpoint", "delete", path], "[y/N]: "),
+        (vec!["chat", "tinker-local/tiny"], "> "),
+        (vec!["sample", "tinker-local/tiny"], "Reading prompts"),
+    ] {
+        let mut screen = Screen::start(&desk, &args, 80);
+        screen.wait_for(question);
+        screen.interrupt();
+        let (drawn, exit) = screen.end();
+        assert_eq!(exit, Some(130), "{args:?}: {drawn}");
+    }
+}
+
+#[test]
 fn ctrl_c_during_a_download_leaves_no_half_file() {
     let server = Server::start();
     server.always("POST", "client/config", Reply::json(&json!({})));

@@ -1,7 +1,7 @@
 //! Prompts from an argument, a file or standard input: lines of text, or of JSON.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -11,6 +11,7 @@ use serde_json::Value;
 use tinker::text::Message;
 
 use super::sampler::Voice;
+use crate::interrupt;
 
 /// Where prompts come from.
 #[derive(Debug, Clone, Args)]
@@ -114,7 +115,7 @@ impl Source {
                     opened.with_context(|| format!("cannot read {name}"))?,
                 ))
             }
-            None => Box::new(BufReader::new(io::stdin())),
+            None => Box::new(BufReader::new(Typed)),
         };
         let lines = reader.lines().enumerate();
         let lines =
@@ -123,6 +124,15 @@ impl Source {
             let place = || format!("{name}, line {}", number + 1);
             parse(&line.with_context(place)?, index, jsonl).with_context(place)
         }))
+    }
+}
+
+/// Standard input, which Ctrl-C does not wait for.
+struct Typed;
+
+impl Read for Typed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        interrupt::while_asking(|| io::stdin().read(buffer))
     }
 }
 
