@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Command;
 use clap::error::ErrorKind;
 use tinker::Error;
+use tinker::error::ErrorCategory;
 
 use crate::output::ClosedPipe;
 
@@ -110,6 +111,8 @@ fn advice(error: &Error) -> Option<&'static str> {
             500.. => "The service is in trouble: try again later.",
             _ => return None,
         },
+        // The request itself is at fault, as the message says.
+        Error::Failed(_) if error.category() == Some(ErrorCategory::User) => return None,
         Error::Failed(_) | Error::Lost(_) => {
             "Try again; report it with the request's id if it stays."
         }

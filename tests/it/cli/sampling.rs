@@ -140,6 +140,8 @@ fn training_weights_are_told_from_sampler_weights() {
 fn texts_are_scored_and_compared() {
     let server = LocalServer::builder().start().unwrap();
     let desk = Desk::at(&server.base_url());
+    let nothing = desk.run(&["logprobs", MODEL, ""]).failed(1);
+    assert!(!nothing.contains("Try again"), "{nothing}");
     let tokens = desk
         .run(&["-f", "json", "logprobs", MODEL, "hello there"])
         .json();

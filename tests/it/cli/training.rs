@@ -263,6 +263,11 @@ fn a_run_is_not_deleted_for_one_that_cannot_begin() {
         desk.run(&[&["train", "sft", file, "-o", "run"], &COMMON[..], more].concat())
     };
     train("chats.jsonl", &[]).ok();
+    // What it took is what was foretold.
+    let layout = ["--model", MODEL, "--renderer", "role_colon"];
+    let cost = |of: &[&str]| desk.run(&[&["-f", "json", "cost"], of].concat()).json();
+    let foretold = cost(&[&["chats.jsonl"], &layout[..]].concat());
+    assert_eq!(foretold["train_tokens"], cost(&["run"])["train_tokens"]);
     fs::write(desk.path().join("bad.jsonl"), "{\"messages\": 3}\n").unwrap();
     for (file, more) in [
         ("nosuch.jsonl", vec!["--overwrite"]),

@@ -115,7 +115,9 @@ impl Cost {
             let place = || format!("{}, line {number}", self.path.display());
             for example in examples_of(&renderer, &line, what).with_context(place)? {
                 let length = example.weights().len();
-                tokens += length.min(self.max_length.unwrap_or(usize::MAX)) as u64;
+                let length = length.min(self.max_length.unwrap_or(usize::MAX));
+                // The last token is only a target.
+                tokens += length.saturating_sub(1) as u64;
             }
         }
         Ok(Count {
