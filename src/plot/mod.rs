@@ -43,7 +43,10 @@ impl Series {
     /// Default: 0, not smoothed.
     #[must_use]
     pub fn with_smoothing(mut self, factor: f64) -> Self {
-        self.smoothing = factor.clamp(0.0, 0.999);
+        self.smoothing = match factor > 0.0 {
+            true => factor.min(0.999),
+            false => 0.0,
+        };
         self
     }
 

@@ -157,6 +157,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_number_smooths_nothing() {
+        let line = Series::new("loss", [(0.0, 3.0), (1.0, 1.0), (2.0, 2.0)]);
+        let plain = Plot::new("loss").with_series(line.clone());
+        let other = Plot::new("loss").with_series(line.with_smoothing(f64::NAN));
+        assert_eq!(other.to_text(30, 5), plain.to_text(30, 5));
+    }
+
+    #[test]
     fn long_rows_are_averaged() {
         let values: Vec<f64> = (0..100).map(f64::from).collect();
         assert_eq!(sparkline(&values, 4), "▁▃▆█");
