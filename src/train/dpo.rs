@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 
 use super::checkpoints::{Checkpoints, Position, SavePolicy};
 use super::dataset::Dataset;
-use super::evaluate::{Evaluator, Snapshot, evaluate_all, target_logprobs};
+use super::evaluate::{Evaluator, Snapshot, check_count, evaluate_all, target_logprobs};
 use super::model::Model;
 use super::row::Row;
 use super::run::{Outcome, Report, Run};
@@ -342,10 +342,9 @@ fn dpo_loss(
     let mut ratios = Vec::with_capacity(data.len());
     for ((datum, logprobs), reference) in data.iter().zip(logprobs).zip(reference) {
         let logprobs = logprobs.as_f32().unwrap_or_default();
-        let numbers = logprobs
-            .iter()
-            .zip(reference)
-            .zip(floats(datum, "weights")?);
+        let weights = floats(datum, "weights")?;
+        check_count(weights.len(), logprobs.len())?;
+        let numbers = logprobs.iter().zip(reference).zip(weights);
         let ratio = numbers.map(|((own, reference), weight)| {
             (f64::from(*own) - f64::from(*reference)) * f64::from(*weight)
         });
@@ -398,5 +397,8 @@ mod tests {
         let slope = (at(-0.999).loss - at(-1.001).loss) / 0.002;
         assert!((slope - f64::from(at(-1.0).gradients[0][1])).abs() < 1e-4);
         assert_eq!(at(-1.0).gradients[0][1], -at(-1.0).gradients[1][0]);
+        let few = [vec![-0.5], vec![-1.0f32, -0.25]].map(TensorData::from);
+        let error = dpo_loss(&data, &few, &reference, 0.7).unwrap_err();
+        assert!(error.to_string().contains("2 targets"), "{error}");
     }
 }

@@ -162,16 +162,19 @@ pub(super) fn target_logprobs(sampler: &SamplingClient, data: &[Datum]) -> Resul
 /// Refuses scores that are not one for each target.
 pub(super) fn check_scored(data: &[Datum], scored: &[Vec<f32>]) -> Result<()> {
     for (logprobs, datum) in scored.iter().zip(data) {
-        let wanted = targets(datum)?.len();
-        if logprobs.len() != wanted {
-            let message = format!(
-                "{wanted} targets were scored with {} numbers",
-                logprobs.len()
-            );
-            return Err(fault::reply(message));
-        }
+        check_count(targets(datum)?.len(), logprobs.len())?;
     }
     Ok(())
+}
+
+/// The same of one datum.
+pub(super) fn check_count(targets: usize, scores: usize) -> Result<()> {
+    match targets == scores {
+        true => Ok(()),
+        false => Err(fault::reply(format!(
+            "{targets} targets were scored with {scores} numbers"
+        ))),
+    }
 }
 
 pub(super) fn weighted_nll(data: &[Datum], logprobs: &[Vec<f32>]) -> Result<f64> {

@@ -147,11 +147,27 @@ impl RunReader {
     pub fn status(&self, now: SystemTime) -> RunStatus {
         let done = self.metrics.last().is_some_and(|row| row.is_true("final"));
         let last = self.checkpoints.last();
-        let saved = last.is_some_and(|record| record.is_final || record.name == "final");
+        let is_last = |record: &CheckpointRecord| record.is_final || record.name == "final";
+        let saved = last.is_some_and(|record| is_last(record) && !self.went_on_after(record));
         match self.changed {
             _ if done || saved => RunStatus::Completed,
             Some(changed) if is_recent(changed, now) => RunStatus::Running,
             _ => RunStatus::Idle,
+        }
+    }
+
+    /// Whether steps were done after a checkpoint, as in a run that was given more epochs.
+    fn went_on_after(&self, record: &CheckpointRecord) -> bool {
+        let Some(batch) = record.batch else {
+            return false;
+        };
+        let from = |name: &str, first: u64| {
+            let later = |row: &&Row| row.count(name).is_some_and(|own| own >= first);
+            self.metrics.iter().filter(later).count() as u64
+        };
+        match record.epoch {
+            Some(epoch) => from("epoch", epoch) > batch,
+            None => from("step", batch) > 0,
         }
     }
 

@@ -4,6 +4,7 @@
 use crate::client::SamplingClient;
 use crate::loss::LossValue;
 use crate::text::data::{KlPenalty, without_mask};
+use crate::train::evaluate::check_count;
 use crate::train::row::Row;
 use crate::train::scores::floats;
 use crate::train::soft::{Soft, check_k, likeliest};
@@ -243,6 +244,7 @@ pub(super) fn reverse_loss(data: &[Datum], logprobs: &[TensorData]) -> anyhow::R
             .unwrap_or_default();
         let k = shape.last().copied().unwrap_or(1).max(1);
         let logprobs = logprobs.as_f32().unwrap_or_default();
+        check_count(weights.len(), logprobs.len())?;
         let mut gradient = vec![0.0f32; weights.len()];
         for (row, (weights, logprobs)) in weights.chunks(k).zip(logprobs.chunks(k)).enumerate() {
             let valid: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0.0).collect();
@@ -304,5 +306,8 @@ mod tests {
         assert!((f64::from(found.gradients[0][0]) - expected).abs() < 1e-6);
         assert_eq!(found.gradients[0][2..], [0.0, 0.0]);
         assert!((found.loss - (p * bracket[0] + p * bracket[1])).abs() < 1e-6);
+        let few = [TensorData::from(vec![-1.0f32])];
+        let error = reverse_loss(std::slice::from_ref(&datum), &few).unwrap_err();
+        assert!(error.to_string().contains("4 targets"), "{error}");
     }
 }

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use tinker::train::{Row, RunKind, RunReader, RunStatus, Summary};
+use tinker::train::{
+    CheckpointRecord, Existing, Row, RunFolder, RunKind, RunReader, RunStatus, Summary,
+};
 
 fn recorded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -49,6 +51,28 @@ fn their_rows_are_written_as_they_were_read() {
             assert_eq!(names(&row.to_line()), names(line), "{name}");
             assert_eq!(Row::parse(&row.to_line()).unwrap(), *row);
         }
+    }
+}
+
+/// A run that came to its end and was given more to do is under way again.
+#[test]
+fn a_run_that_goes_on_after_its_end_is_running() {
+    for (epoch, batch) in [(Some(1), 0), (Some(0), 2), (None, 2)] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(root.path(), Existing::Raise).unwrap();
+        let log = |step: usize, of: u64| {
+            let row = Row::new().with("step", step).with("epoch", of);
+            folder.append_metrics(&row).unwrap();
+        };
+        log(0, 0);
+        log(1, 0);
+        let mut record = CheckpointRecord::new("final");
+        (record.epoch, record.batch, record.is_final) = (epoch, Some(batch), true);
+        folder.append_checkpoint(&record).unwrap();
+        let status = || folder.read().unwrap().status(SystemTime::now());
+        assert_eq!(status(), RunStatus::Completed, "{epoch:?} {batch}");
+        log(2, epoch.unwrap_or(0));
+        assert_eq!(status(), RunStatus::Running, "{epoch:?} {batch}");
     }
 }
 
