@@ -311,6 +311,9 @@ impl Checkpoints {
         if record.is_rolling() {
             self.delete_rolling();
             self.rolling.clone_from(&record.state_path);
+        } else if self.rolling == record.state_path {
+            // What was saved over it stays.
+            self.rolling = None;
         }
         self.last = Some(record);
         Ok(())
@@ -335,7 +338,11 @@ impl Checkpoints {
     ) -> Result<()> {
         let mut save = Save::named(record.name.as_str());
         save.ttl = ttl;
-        let state = self.training.save_state(save.clone())?;
+        // A rolling one of this very step has the name already.
+        let is_same = |last: &CheckpointRecord| last.is_rolling() && last.name == record.name;
+        let mut state = save.clone();
+        state.overwrite = self.last.as_ref().is_some_and(is_same);
+        let state = self.training.save_state(state)?;
         let sampler = match sampler {
             true => Some(self.training.save_weights_for_sampler(save)?),
             false => None,

@@ -4,9 +4,14 @@ use std::time::Duration;
 
 use tinker::client::ListOptions;
 use tinker::local::LocalServer;
-use tinker::train::{Batches, Existing, Run, RunReader, SavePolicy, Supervised};
+use tinker::train::rl::Rl;
+use tinker::train::{
+    Batches, Checkpoints, Existing, Interrupt, Logger, Outcome, Position, Row, Run, RunFolder,
+    RunReader, SavePolicy, Supervised,
+};
 use tinker::types::Checkpoint;
 
+use super::resume::{model, problems};
 use crate::support::local;
 
 /// Trains for six steps of eight tokens each. `rows` are those of `checkpoints.jsonl` by name,
@@ -82,4 +87,61 @@ fn they_are_due_by_tokens_and_by_time() {
         &rows,
         &kept.iter().map(String::as_str).collect::<Vec<_>>(),
     );
+}
+
+/// Ends a run after its first step.
+struct Enough(Interrupt);
+
+impl Logger for Enough {
+    fn metrics(&mut self, _step: usize, _row: &Row) {
+        self.0.set();
+    }
+}
+
+#[test]
+fn an_interrupted_run_keeps_the_checkpoint_that_would_have_rolled_on() {
+    let server = LocalServer::start().unwrap();
+    let service = local::service(&server);
+    let root = tempfile::tempdir().unwrap();
+    let interrupt = Interrupt::new();
+    let mut run = Run::open(root.path(), Existing::Raise)
+        .unwrap()
+        .with_interrupt(interrupt.clone())
+        .with_logger(Enough(interrupt));
+    let report = Rl::new(model(&service), 4)
+        .with_save(SavePolicy::every(0).with_rolling(1))
+        .train(&service, &mut run, &problems(&service, 4))
+        .unwrap();
+    assert_eq!(report.outcome, Outcome::Interrupted);
+    let last = report.checkpoint.unwrap();
+    assert_eq!((last.name.as_str(), last.is_rolling()), ("000001", false));
+    assert!(last.sampler_path.is_some(), "{last:?}");
+}
+
+#[test]
+fn what_was_saved_over_a_rolling_checkpoint_does_not_roll_on() {
+    let server = LocalServer::start().unwrap();
+    let service = local::service(&server);
+    let training = local::train(&service);
+    let root = tempfile::tempdir().unwrap();
+    let folder = RunFolder::open(root.path(), Existing::Raise).unwrap();
+    let policy = SavePolicy::every(0).with_rolling(1);
+    let mut checkpoints = Checkpoints::new(&service, &training, &folder, policy, 0);
+    let at = |steps: usize| {
+        let mut position = Position::default();
+        (position.steps, position.batch) = (steps, steps as u64);
+        position
+    };
+    checkpoints.save_if_due(&at(1)).unwrap();
+    let kept = checkpoints.save(&at(1)).unwrap();
+    checkpoints.save_if_due(&at(2)).unwrap();
+    checkpoints.save_final(&at(3)).unwrap();
+    let mut there: Vec<String> = service
+        .rest()
+        .user_checkpoints(ListOptions::default())
+        .map(|saved| saved.unwrap().tinker_path)
+        .collect();
+    there.retain(|path| path.contains("/weights/"));
+    assert_eq!(there.len(), 2, "{there:?}");
+    assert!(there.contains(&kept.state_path.unwrap()), "{there:?}");
 }
