@@ -5,6 +5,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 use tinker::local::LocalServer;
+use tinker::text::data::permutation;
 
 use super::Desk;
 
@@ -120,6 +121,33 @@ fn conversations_are_trained_on_and_runs_looked_at() {
         .run(&["-f", "json", "cost", "run", "--prices", "p.toml"])
         .json();
     assert_eq!(priced["dollars"].as_f64(), cost["train_tokens"].as_f64());
+}
+
+/// The file is shuffled once, and again in each epoch.
+#[test]
+fn conversations_come_in_the_order_of_the_cookbook() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let chat = |index: usize| {
+        json!({"messages": [{"role": "user", "content": "say"},
+            {"role": "assistant", "content": "x".repeat(index + 1)}]})
+    };
+    write(&desk, "chats.jsonl", &(0..5).map(chat).collect::<Vec<_>>());
+    let args = ["train", "sft", "chats.jsonl", "-o", "run", "-f", "json"];
+    let steps = ["--epochs", "2", "--batch-size", "1"];
+    let rows = desk.run(&[&args[..], &steps, &COMMON[..]].concat()).ok();
+    let tokens: Vec<u64> = rows
+        .lines()
+        .map(|row| serde_json::from_str::<Value>(row).unwrap()["num_tokens"].as_u64())
+        .collect::<Option<_>>()
+        .unwrap();
+    let shortest = tokens.iter().min().unwrap();
+    let trained: Vec<u64> = tokens.iter().map(|count| count - shortest).collect();
+    // numpy.random.default_rng(seed).permutation(5): of seed 0, then of each epoch.
+    let shuffled = permutation(5, 0);
+    let epochs = [permutation(5, 0), permutation(5, 1)].concat();
+    let expected: Vec<u64> = epochs.iter().map(|at| shuffled[*at] as u64).collect();
+    assert_eq!(trained, expected);
 }
 
 #[test]
@@ -377,6 +405,11 @@ fn a_run_that_has_no_step_yet_has_an_empty_tail() {
     fs::write(desk.path().join("run/config.json"), "{}").unwrap();
     let tail = desk.run(&["runs", "tail", "run", "--no-follow"]).ok();
     assert_eq!(tail, "");
+    // What it began with is nothing to sample from.
+    let reference = r#"{"name": "reference", "batch": 0, "sampler_path": "tinker://a:train:0/sampler_weights/r"}"#;
+    fs::write(desk.path().join("run/checkpoints.jsonl"), reference).unwrap();
+    let shown = desk.run(&["runs", "show", "run"]).ok();
+    assert!(!shown.contains("Sample from"), "{shown}");
 }
 
 #[test]

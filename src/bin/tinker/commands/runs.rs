@@ -190,11 +190,10 @@ fn show(context: &mut Context, path: &Path) -> anyhow::Result<()> {
     {
         table.row(["Resume from", path]);
     }
-    let sampler = run
-        .checkpoints
-        .iter()
-        .rev()
-        .find_map(|record| record.sampler_path.as_deref());
+    // A reference is what the run began with, not what came of it.
+    let own = run.checkpoints.iter().rev();
+    let mut own = own.filter(|record| record.name != "reference");
+    let sampler = own.find_map(|record| record.sampler_path.as_deref());
     if let Some(path) = sampler {
         table.row(["Sample from", path]);
     }

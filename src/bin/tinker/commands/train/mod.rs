@@ -153,13 +153,18 @@ impl Desk {
         Ok((&self.service, &mut self.run))
     }
 
-    /// What is trained on, and what is kept for evaluation: shuffled as the Python cookbook does, so
-    /// that both keep the same lines apart.
+    /// What is trained on, and what is kept for evaluation.
     fn split<T>(&self, lines: Vec<T>) -> (Vec<T>, Vec<T>) {
-        let test_size = self.settings.test_size.unwrap_or(0).min(lines.len());
-        if test_size == 0 {
-            return (lines, Vec::new());
+        match self.settings.test_size.unwrap_or(0) {
+            0 => (lines, Vec::new()),
+            _ => self.shuffled_split(lines),
         }
+    }
+
+    /// The same, shuffled as the Python cookbook does, so that both keep the same lines apart and
+    /// train on the others in the same order.
+    fn shuffled_split<T>(&self, lines: Vec<T>) -> (Vec<T>, Vec<T>) {
+        let test_size = self.settings.test_size.unwrap_or(0).min(lines.len());
         let mut places = vec![0; lines.len()];
         for (place, index) in permutation(lines.len(), 0).into_iter().enumerate() {
             places[index] = place;

@@ -122,14 +122,32 @@ impl Settings {
         Ok(())
     }
 
+    /// Refuses numbers that are none, which would pass for not being set.
+    fn check_numbers(&self) -> anyhow::Result<()> {
+        let numbers = [
+            ("learning-rate", self.learning_rate),
+            ("beta", self.beta),
+            ("kl", self.kl.map(f64::from)),
+        ];
+        for (option, number) in numbers {
+            if let Some(number) = number.filter(|number| !number.is_finite()) {
+                let problem = format!("--{option} must be finite, got {number}");
+                return Err(Failure::usage(problem).into());
+            }
+        }
+        Ok(())
+    }
+
     /// The file's settings with the flags before them.
     pub(super) fn with_file(self) -> anyhow::Result<Self> {
+        self.check_numbers()?;
         let Some(file) = &self.config else {
             return Ok(self);
         };
         let name = file.display();
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
         let read: Settings = toml::from_str(&text).with_context(|| format!("in {name}"))?;
+        read.check_numbers()?;
         let mut all = fields(&read)?;
         all.extend(fields(&self)?);
         let merged: Settings = serde_json::from_value(Value::Object(all))?;
@@ -197,6 +215,13 @@ mod tests {
         );
         assert_eq!(merged.train_on, Some(TrainOnWhat::AllTokens));
         assert!(merged.resume);
+        let no_number = Settings {
+            learning_rate: Some(f64::NAN),
+            ..flags.clone()
+        };
+        assert!(no_number.with_file().is_err());
+        fs::write(&file, "kl = nan\n").unwrap();
+        assert!(flags.clone().with_file().is_err());
         fs::write(&file, "epoch = 3\n").unwrap();
         let error = format!("{:#}", flags.with_file().unwrap_err());
         assert!(error.contains("epoch"), "{error}");
