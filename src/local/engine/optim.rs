@@ -84,8 +84,7 @@ impl AdamParams {
 }
 
 impl AdamState {
-    /// Moves `weights` one step along `gradient`, which is clipped in place if asked; call it on a
-    /// thread of the base's pool.
+    /// Moves `weights` one step along `gradient`; call it on a thread of the base's pool.
     ///
     /// # Errors
     ///
@@ -94,7 +93,7 @@ impl AdamState {
     pub(crate) fn step(
         &mut self,
         weights: &mut [f32],
-        gradient: &mut [f32],
+        gradient: &[f32],
         params: &AdamParams,
     ) -> Result<StepMetrics> {
         params.check()?;
@@ -102,23 +101,19 @@ impl AdamState {
         if !grad_norm.is_finite() {
             return Err(Error::invalid(
                 "gradient",
-                "is not finite; the step was not taken",
+                "is not finite; the step was not taken, and the gradient is dropped",
             ));
-        }
-        if params.grad_clip_norm > 0.0 {
-            let factor = (params.grad_clip_norm / (grad_norm + 1e-6)).min(1.0) as f32;
-            gradient.iter_mut().for_each(|g| *g *= factor);
         }
         self.mean.resize(gradient.len(), 0.0);
         self.square.resize(gradient.len(), 0.0);
-        let adam = Adam::new(self.step + 1, params);
+        let adam = Adam::new(self.step + 1, params, grad_norm);
         let update_norm = adam.look(self, weights, gradient).sqrt();
         if !update_norm.is_finite() {
             if self.step == 0 {
                 *self = Self::default();
             }
             let problem = "would make a step that is not finite, such as 0 / 0 with an eps of 0; it \
-                was not taken";
+                was not taken, and the gradient waits for one that can be";
             return Err(Error::invalid("adam_params", problem));
         }
         adam.take(self, weights, gradient);
@@ -134,6 +129,8 @@ impl AdamState {
 /// The numbers of one step.
 #[derive(Debug, Clone, Copy)]
 struct Adam {
+    /// What the gradient is multiplied by, so that its norm stays within the limit.
+    clip: f32,
     step_size: f32,
     root: f32,
     keep: f32,
@@ -144,9 +141,13 @@ struct Adam {
 }
 
 impl Adam {
-    fn new(step: u64, params: &AdamParams) -> Self {
+    fn new(step: u64, params: &AdamParams, grad_norm: f64) -> Self {
         let steps = i32::try_from(step).unwrap_or(i32::MAX);
         Self {
+            clip: match params.grad_clip_norm > 0.0 {
+                true => (params.grad_clip_norm / (grad_norm + 1e-6)).min(1.0) as f32,
+                false => 1.0,
+            },
             step_size: (params.learning_rate / (1.0 - params.beta1.powi(steps))) as f32,
             root: (1.0 - params.beta2.powi(steps)).sqrt() as f32,
             keep: (1.0 - params.learning_rate * params.weight_decay) as f32,
@@ -160,6 +161,7 @@ impl Adam {
     /// A parameter and its moments after the step.
     #[inline(always)]
     fn next(self, weight: f32, g: f32, mean: f32, square: f32) -> (f32, f32, f32) {
+        let g = g * self.clip;
         let mean = mean + (g - mean) * self.blend;
         let square = square * self.beta2 + self.fresh * g * g;
         let change = self.step_size * (mean / (square.sqrt() / self.root + self.eps));
@@ -227,11 +229,11 @@ mod tests {
         let good = AdamParams::default();
         for step in 0..2 {
             let before = (state.clone(), weights.clone());
-            let refused = state.step(&mut weights, &mut gradient.clone(), &params);
+            let refused = state.step(&mut weights, &gradient, &params);
             let problem = refused.unwrap_err().to_string();
             assert!(problem.contains("was not taken"), "{problem}");
             assert_eq!((state.clone(), weights.clone()), before, "step {step}");
-            let taken = state.step(&mut weights, &mut [0.5, 0.0], &good).unwrap();
+            let taken = state.step(&mut weights, &[0.5, 0.0], &good).unwrap();
             assert_eq!(taken.step, step + 1);
         }
     }
@@ -257,7 +259,7 @@ mod tests {
             eps: 0.0,
             ..AdamParams::default()
         };
-        let taken = state.step(&mut weights, &mut [0.5, -0.5], &params).unwrap();
+        let taken = state.step(&mut weights, &[0.5, -0.5], &params).unwrap();
         assert!(taken.update_norm > 0.0);
     }
 }

@@ -161,14 +161,18 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// If the gradients are not finite: they are dropped and the adapter stays as it is.
+    /// If the gradients are not finite: they are dropped and the adapter stays as it is. If the
+    /// settings would make a step that is not: everything stays as it is, the gradients too.
     pub(crate) fn optim_step(&mut self, params: &AdamParams) -> Result<StepMetrics> {
         let mut gradient = std::mem::take(&mut self.gradient);
         gradient.resize(self.adapter.params().len(), 0.0);
         let adapter = Arc::make_mut(&mut self.adapter);
         let (adam, base) = (&mut self.adam, &self.base);
-        let metrics = base.run(|| adam.step(adapter.params_mut(), &mut gradient, params));
-        gradient.clear();
+        let metrics = base.run(|| adam.step(adapter.params_mut(), &gradient, params));
+        // What is no number would spoil every later step.
+        if metrics.is_ok() || gradient.iter().any(|g| !g.is_finite()) {
+            gradient.clear();
+        }
         self.gradient = gradient;
         metrics
     }
