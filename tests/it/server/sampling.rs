@@ -445,4 +445,8 @@ fn log_probabilities_are_the_models_own_or_those_of_the_temperature() {
         let (raw, tempered) = (sample(false, temperature), sample(true, temperature));
         assert_eq!(raw["sequences"], tempered["sequences"]);
     }
+    // Next to 0 the likeliest token is certain, and the others are not even likely.
+    let sharp = sample(true, 1e-38);
+    assert_eq!(logprobs(&sharp), [0.0]);
+    assert!(all(&sharp).values().all(|logprob| logprob.is_finite()));
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::Listener;
 use crate::local::engine::decode::Newest;
 use crate::local::engine::lora::Adapter;
-use crate::local::engine::ops::log_sum_exp;
+use crate::local::engine::ops::{largest, log_sum_exp};
 use crate::local::engine::pages::{PAGE, Table};
 use crate::local::engine::pick::{Candidates, Picker, top};
 use crate::local::engine::rng::Rng;
@@ -187,7 +187,11 @@ impl Growing<'_> {
             }
         };
         let tempered = request.tempering().map(|scale| {
-            let scaled = logits.iter().map(|logit| logit * scale);
+            // Counted from the likeliest, which changes no probability: next to a temperature of 0
+            // the logits themselves would become infinite, and what is unlikely stays a number.
+            let peak = largest(logits);
+            let scaled = logits.iter().map(|logit| (logit - peak) * scale);
+            let scaled = scaled.map(|logit| logit.clamp(f32::MIN, 0.0));
             scaled.collect::<Vec<f32>>()
         });
         let logits = tempered.as_deref().unwrap_or(logits);
