@@ -63,9 +63,14 @@ impl<T> Sequence<T> {
         self.held.len()
     }
 
-    /// Whether a request would wait for lower numbers, and was not here before.
+    /// Whether a request was here before.
+    pub(in crate::local) fn knows(&self, number: Option<u64>) -> bool {
+        number.is_some_and(|number| number < self.next || self.taken.contains_key(&number))
+    }
+
+    /// Whether a request would wait for lower numbers, or does.
     pub(in crate::local) fn would_hold(&self, number: Option<u64>) -> bool {
-        number.is_some_and(|number| number > self.next && !self.taken.contains_key(&number))
+        number.is_some_and(|number| number > self.next)
     }
 
     /// Takes a request in. One without a number runs at once; `digest` tells requests apart.
@@ -123,11 +128,9 @@ mod tests {
         assert_eq!(sequence.admit(Some(3), 3, 3), Admission::Held);
         assert!(sequence.would_hold(Some(2)));
         assert_eq!(sequence.admit(Some(2), 2, 2), Admission::Held);
-        assert!(
-            [None, Some(1), Some(2)]
-                .iter()
-                .all(|one| !sequence.would_hold(*one))
-        );
+        assert!(![None, Some(1)].iter().any(|one| sequence.would_hold(*one)));
+        let known = [None, Some(1), Some(2), Some(3), Some(4)].map(|one| sequence.knows(one));
+        assert_eq!(known, [false, false, true, true, false]);
         assert_eq!(sequence.next(), 1);
         assert_eq!(sequence.admit(Some(1), 1, 1), ready([1, 2, 3]));
         assert_eq!(sequence.admit(Some(4), 4, 4), ready([4]));

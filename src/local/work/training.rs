@@ -42,8 +42,9 @@ pub(in crate::local) fn submit(
     let futures = &workshop.state.futures;
     let owner = workshop.owner_of(model);
     let mut queue = lock(&model.queue);
-    // What nothing goes on without is let in all the same.
-    if !has_room && (!queue.ready.is_empty() || queue.sequence.would_hold(number)) {
+    // What nothing goes on without is let in all the same, and what comes again takes no room.
+    let waits = !queue.ready.is_empty() || queue.sequence.would_hold(number);
+    if !has_room && waits && !queue.sequence.knows(number) {
         let problem = "too much memory is taken by requests that wait";
         return Err(StateError::Full(problem.to_owned()));
     }

@@ -296,6 +296,31 @@ fn requests_that_wait_count_as_memory() {
     caller.call("forward_backward", model.pass(1, &["hello"]));
 }
 
+/// What was taken takes no room when it comes again, however full it is by then.
+#[test]
+fn requests_that_come_again_find_what_was_taken() {
+    let server = LocalServer::builder()
+        .max_memory(128 << 20)
+        .threads(1)
+        .start()
+        .unwrap();
+    let caller = Caller::new(&server);
+    let [holding, busy, model] = [0, 1, 2].map(|number| caller.model(number));
+    let long = "x".repeat(4000);
+    let texts = vec![long.as_str(); 100];
+    let pass = |model: &super::Model<'_>, number| {
+        let reply = caller.post("forward_backward", model.pass(number, &texts));
+        reply.status
+    };
+    assert!((2..20).any(|number| pass(&holding, number) == 429));
+    // The only thread that trains has something to do for a while.
+    let many = vec!["x".repeat(64); 1000];
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    caller.ok("forward_backward", busy.pass(1, &many));
+    assert_eq!(pass(&model, 1), 200, "nothing goes on without it");
+    assert_eq!(pass(&model, 1), 200, "it was taken before");
+}
+
 /// A step that would leave no numbers behind is not taken.
 #[test]
 fn steps_that_would_ruin_the_adapter_are_refused() {
@@ -312,8 +337,12 @@ fn steps_that_would_ruin_the_adapter_are_refused() {
         assert_eq!(refused["category"], "user", "{field}: {refused}");
         let after = caller.call("forward", model.forward(4, &["hello"]));
         assert_eq!(after, before, "{field}");
-        model.train(&mut 5, &["hello"]);
-        let after = caller.call("forward", model.forward(7, &["hello"]));
+        // The gradients wait for a step that can be taken.
+        let taken = caller.call("optim_step", model.step(5));
+        let norm = taken["metrics"]["grad_norm:mean"].as_f64();
+        assert!(norm > Some(0.0), "{field}: {taken}");
+        model.train(&mut 6, &["hello"]);
+        let after = caller.call("forward", model.forward(8, &["hello"]));
         assert!(after["metrics"]["loss:sum"].is_f64(), "{field}: {after}");
     }
 }
