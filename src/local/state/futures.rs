@@ -438,7 +438,8 @@ impl Log {
         while self.start < cursor && self.kept.pop_front().is_some() {
             self.start += 1;
         }
-        let next = self.start + self.kept.len() as u64;
+        // Anybody may claim to have read anything.
+        let next = self.start.saturating_add(self.kept.len() as u64);
         (self.kept.iter().cloned().collect(), next)
     }
 }
@@ -539,6 +540,11 @@ mod tests {
         let seen = |cursor| futures.log(&channel, |log| log.after(cursor)).unwrap();
         assert_eq!((seen(57).0.len(), seen(57).1), (2, 59));
         assert_eq!((seen(59).0.len(), seen(59).1), (0, 59));
+        let other = ("t".to_owned(), 0);
+        futures.open("c", ANN, Some(other.clone()), None);
+        futures.finish("c", done("{}"));
+        let far = futures.log(&other, |log| log.after(u64::MAX)).unwrap();
+        assert_eq!((far.0.len(), far.1), (1, u64::MAX));
     }
 
     /// A sampler whose client fetches results one by one has nobody who reads its completions.
