@@ -70,6 +70,12 @@ pub(super) fn new_model(
         let model = Model::new(id.clone(), session_id.to_owned(), base_model, lora);
         let model = Arc::new(model);
         call.state().models.add(model.clone());
+        // A session that ended meanwhile did not find it there, and will not end again.
+        if let Err(ended) = call.state().sessions.touch(session_id) {
+            call.state().models.remove(&id);
+            call.state().futures.forget(&request_id);
+            return Err(ended.into());
+        }
         let job = Job {
             request_id: request_id.clone(),
             endpoint,

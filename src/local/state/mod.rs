@@ -203,10 +203,13 @@ impl State {
         let session_id = sampler.session_id.clone();
         let is_kept = origin.is_some();
         self.samplers.add(sampler);
-        // A session that ended meanwhile has no more use for it.
-        let _ = self.sessions.edit(&session_id, |session| {
+        let added = self.sessions.with_active(&session_id, |session| {
             session.add_sampler(number, id, origin);
         });
+        if added.is_err() {
+            // A session that ended meanwhile has no more use for it, and will not end again.
+            return self.samplers.remove_session(&session_id, &self.futures);
+        }
         if is_kept && let Err(error) = self.keep_session(&session_id) {
             log::warn!("local server: {error}");
         }
@@ -282,5 +285,33 @@ impl State {
     pub(super) async fn stopping(&self) {
         // The sender lives as long as `self`, so waiting cannot fail.
         let _ = self.stopped.subscribe().wait_for(|stopped| *stopped).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A snapshot that was asked for may be taken after its session has ended.
+    #[tokio::test]
+    async fn a_sampler_of_a_session_that_has_ended_is_not_kept() {
+        let runtime = Handle::current();
+        let hour = Duration::from_secs(3600);
+        let state = State::open(None, hour, Keep::default(), HashMap::new(), runtime).unwrap();
+        let sampler = |id: &str| {
+            let of = ("s".to_owned(), sessions::LOCAL.to_owned());
+            Sampler::new(id.to_owned(), of, "m".to_owned(), None, None)
+        };
+        state.sessions.add(sessions::session("s"));
+        state.add_sampler(0, sampler("s:sample:0"), None);
+        assert!(state.samplers.get("s:sample:0").is_ok());
+        let status = SessionStatus::Cancelled { detail: None };
+        let ended = state.sessions.finish("s", status).unwrap().unwrap();
+        state.end_session(&ended);
+        state.add_sampler(1, sampler("s:sample:1"), None);
+        for id in ["s:sample:0", "s:sample:1"] {
+            assert!(state.samplers.get(id).is_err(), "{id}");
+        }
+        assert_eq!(state.sessions.get("s").unwrap().samplers.len(), 1);
     }
 }

@@ -291,25 +291,27 @@ fn unknown(id: &str) -> StateError {
     StateError::Missing(format!("no such session: {id}"))
 }
 
+/// An active session with nothing in it.
+#[cfg(test)]
+pub(super) fn session(id: &str) -> Session {
+    Session {
+        id: id.into(),
+        created_at: Timestamp::UNIX_EPOCH,
+        owner: local(),
+        tags: Vec::new(),
+        user_metadata: Map::new(),
+        project_id: None,
+        display_name: None,
+        status: SessionStatus::Active,
+        models: BTreeMap::new(),
+        samplers: BTreeMap::new(),
+        origins: BTreeMap::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn session(id: &str) -> Session {
-        Session {
-            id: id.into(),
-            created_at: Timestamp::UNIX_EPOCH,
-            owner: local(),
-            tags: Vec::new(),
-            user_metadata: Map::new(),
-            project_id: None,
-            display_name: None,
-            status: SessionStatus::Active,
-            models: BTreeMap::new(),
-            samplers: BTreeMap::new(),
-            origins: BTreeMap::new(),
-        }
-    }
 
     #[test]
     fn silence_ends_a_session_and_the_first_end_counts() {
