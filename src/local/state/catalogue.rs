@@ -237,13 +237,17 @@ impl Catalogue {
             shelves.put(checkpoint);
             shelves.runs.get(&**path.run_id()).cloned()
         };
-        if let Some(replaced) = replaced {
-            disk::remove(&self.folder(&path).join(replaced))?;
+        // The checkpoint is there: what goes wrong with the rest does not undo it.
+        let removed = replaced.map(|replaced| disk::remove(&self.folder(&path).join(replaced)));
+        let noted = run.map(|run| disk::write_record(&self.run_file(&run.id), &run));
+        for error in [removed, noted]
+            .into_iter()
+            .flatten()
+            .filter_map(Result::err)
+        {
+            log::warn!("local server: {path} was saved, but {error}");
         }
-        match run {
-            Some(run) => disk::write_record(&self.run_file(&run.id), &run),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     pub(in crate::local) fn checkpoint(&self, path: &TinkerPath) -> Option<Checkpoint> {
@@ -615,6 +619,37 @@ mod tests {
 
     fn is_saved(catalogue: &Catalogue, path: &TinkerPath) {
         assert!(catalogue.checkpoint(path).is_some(), "it was acknowledged");
+    }
+
+    /// Whoever hears that a save failed saves again, or goes on without it.
+    #[test]
+    fn what_was_saved_did_not_fail() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+        let old = checkpoint("a", None);
+        let path = old.path.clone();
+        let run = Run {
+            id: path.run_id().to_string(),
+            session_id: "s".into(),
+            owner: local(),
+            base_model: "m".into(),
+            lora: LoraConfig::rank(1),
+            created_at: Timestamp::UNIX_EPOCH,
+            last_request_time: Timestamp::UNIX_EPOCH,
+            corrupted: false,
+            user_metadata: None,
+        };
+        let file = catalogue.run_file(&run.id);
+        catalogue.add_run(run).unwrap();
+        catalogue.add_checkpoint(old, b"old").unwrap();
+        // Neither the record of the run nor the old weights can be got rid of.
+        let weights = catalogue.checkpoint(&path).unwrap().file;
+        for file in [file, catalogue.folder(&path).join(weights)] {
+            std::fs::remove_file(&file).unwrap();
+            std::fs::create_dir(&file).unwrap();
+        }
+        save(&catalogue, &path);
+        assert_eq!(catalogue.weights(&path).unwrap(), b"new");
     }
 
     #[test]
