@@ -161,37 +161,45 @@ pub(super) fn copy(call: &Call) -> Answer {
         _ => {
             let key = call.request.header("x-idempotency-key").map(str::to_owned);
             let key = key.unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-            // Keys may differ in what some disks do not tell apart.
-            let session = format!("copy-{:016x}", disk::checksum(key.as_bytes()));
+            // Keys may differ in what some disks do not tell apart, and users may have the same.
+            let key = disk::checksum(format!("{}\n{key}", call.user).as_bytes());
+            let session = format!("copy-{key:016x}");
             let run_id = format!("{session}:train:0");
             (session, run_id)
         }
     };
     let path = checkpoint_path(&run_id, source.kind(), source.name())?;
     if call.state().catalogue.checkpoint(&path).is_none() {
-        let now = now();
-        call.state().catalogue.add_run(Run {
-            id: run_id,
-            session_id,
-            owner: call.user.to_string(),
-            base_model: checkpoint.base_model.clone(),
-            lora: checkpoint.lora.clone(),
-            created_at: now,
-            last_request_time: now,
-            corrupted: false,
-            user_metadata: None,
-        })?;
-        let weights = call.state().catalogue.weights(&source)?;
+        let (catalogue, now) = (&call.state().catalogue, now());
+        // What is refused leaves nothing behind.
+        let expires_at =
+            expiry(wanted.ttl_seconds).map_err(|error| Refusal::bad(error.to_string()))?;
+        let weights = catalogue.weights(&source)?;
+        match catalogue.run(&run_id) {
+            // The numbers of keys are no secrets, and can be made to order.
+            Ok(run) if run.owner != *call.user => {
+                return Err(Refusal::bad("the idempotency key is somebody else's"));
+            }
+            Ok(_) => {}
+            Err(_) => catalogue.add_run(Run {
+                id: run_id,
+                session_id,
+                owner: call.user.to_string(),
+                base_model: checkpoint.base_model.clone(),
+                lora: checkpoint.lora.clone(),
+                created_at: now,
+                last_request_time: now,
+                corrupted: false,
+                user_metadata: None,
+            })?,
+        }
         checkpoint.path = path.clone();
         checkpoint.owner = call.user.to_string();
         checkpoint.time = now;
         checkpoint.public = false;
-        checkpoint.expires_at =
-            expiry(wanted.ttl_seconds).map_err(|error| Refusal::bad(error.to_string()))?;
+        checkpoint.expires_at = expires_at;
         checkpoint.project_id = wanted.destination_project_id.map(|id| id.into_owned());
-        call.state()
-            .catalogue
-            .add_checkpoint(checkpoint, &weights)?;
+        catalogue.add_checkpoint(checkpoint, &weights)?;
         call.state().ledger.note(now, "checkpoint_copied", &path);
     }
     Ok(Reply::json(&CopyWeightsReply {

@@ -415,3 +415,45 @@ fn only_the_client_that_started_a_local_server_has_its_key() {
     }
     service.capabilities().unwrap();
 }
+
+/// The names of copies can be made to order: a run stays whose it is, whatever key a copy names.
+#[test]
+fn a_copy_takes_nobodys_run() {
+    let users = Users::start();
+    let save = |key: &str, name: &str| {
+        let body = json!({"session_id": users.session(key), "model_seq_id": 0,
+            "base_model": "tinker-local/tiny", "lora_config": {"rank": 2}});
+        let model = users.post(key, "create_model", body).json();
+        let body = json!({"model_id": model["model_id"], "seq_id": 1, "path": name});
+        let saved = users.post(key, "save_weights", body).json();
+        users.wait(key, &saved["request_id"])["path"].clone()
+    };
+    let copy = |key: &str, source: &Value, ttl: u64| {
+        let headers = [("x-api-key", key), ("x-idempotency-key", "the-same")];
+        let body = json!({"source_path": source, "ttl_seconds": ttl}).to_string();
+        let url = users.server.base_url();
+        request(
+            &url,
+            "POST",
+            "/api/v1/copy_weights",
+            &headers,
+            body.as_bytes(),
+        )
+        .unwrap()
+    };
+    let (ann, bob) = (save("tml-a", "a"), save("tml-b", "b"));
+    let runs = |key: &str| {
+        let url = users.server.base_url();
+        let headers = [("x-api-key", key)];
+        let list = request(&url, "GET", "/api/v1/training_runs", &headers, b"").unwrap();
+        list.json()["training_runs"].as_array().unwrap().len()
+    };
+    assert_eq!(copy("tml-a", &ann, 1).status, 400, "too short a life");
+    assert_eq!(runs("tml-a"), 1, "what is refused leaves nothing behind");
+    let copied = copy("tml-a", &ann, 7200);
+    assert_eq!((copied.status, runs("tml-a")), (200, 2));
+    let theirs = copy("tml-b", &bob, 7200);
+    assert_eq!((theirs.status, runs("tml-b")), (200, 2));
+    assert_ne!(copied.json(), theirs.json());
+    assert_eq!(runs("tml-a"), 2, "they are still hers");
+}
