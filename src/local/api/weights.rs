@@ -79,10 +79,15 @@ pub(super) fn load(call: &Call) -> Answer {
             submit(call, &model_id, wanted.seq_id, endpoint, work)
         }
         (None, Some(session_id), Some(number)) => {
-            if let Some(name) = &wanted.base_model {
-                offer(call, name)?;
-            }
             let checkpoint = call.checkpoint(&path)?;
+            if let Some(name) = &wanted.base_model {
+                let made_on = offer(call, &checkpoint.base_model)?;
+                // One model may have several names.
+                if offer(call, name)?.fingerprint != made_on.fingerprint {
+                    let detail = format!("{path} was made on {}, not on {name}", made_on.name);
+                    return Err(Refusal::bad(detail));
+                }
+            }
             let (base_model, lora) = (checkpoint.base_model, checkpoint.lora);
             let work = Work::CreateFrom {
                 path,

@@ -177,8 +177,12 @@ fn each_model_has_its_own_runs_and_checkpoints() {
         "optimizer": false});
     let refused = caller.wait(&caller.ok("load_weights", body));
     assert!(refused["error"].is_string(), "{refused}");
-    let body = json!({"session_id": caller.session, "model_seq_id": 2, "path": made[1].1,
-        "optimizer": false});
+    let mut body = json!({"session_id": caller.session, "model_seq_id": 2, "path": made[1].1,
+        "optimizer": false, "base_model": "org/one"});
+    let refused = caller.post("load_weights", body.clone());
+    assert_eq!(refused.status, 400, "it is not ignored");
+    assert!(refused.detail().contains("was made on org/other"));
+    body["base_model"] = json!("org/other");
     let id = caller.call("load_weights", body)["model_id"].clone();
     let info = caller.ok("get_info", json!({ "model_id": id }));
     assert_eq!(info["model_name"], "org/other");
