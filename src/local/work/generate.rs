@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Workshop;
 use super::samples::count;
-use crate::local::engine::{self, Listener, SampleOutput, SampledSequence};
+use crate::error::Error;
+use crate::local::engine::{self, Listener, SampleOutput, SampledSequence, StopReason};
 use crate::local::state::samplers::Sampler;
 
 /// Whoever hears of prompts being continued; dropped before the end if that fails.
@@ -15,6 +16,9 @@ pub(in crate::local) trait Hearer: Send + Sync {
 
     /// Everything about a prompt. Called once for each, last.
     fn done(&self, prompt: usize, output: SampleOutput);
+
+    /// There will be nothing more, for this reason.
+    fn fail(&self, _reason: Error) {}
 }
 
 /// Samples all prompts; the requests were checked.
@@ -64,7 +68,13 @@ impl Listener for Part {
 
     fn finish(&self, request: &engine::SampleRequest, output: SampleOutput) {
         count(&self.workshop, &self.sampler, request, &output);
-        self.hearer.done(self.prompt, output);
+        // What was broken off, because nobody listens or the server stops, is no answer.
+        let is_whole = |one: &SampledSequence| {
+            one.stop_reason == StopReason::Stop || one.tokens.len() >= request.max_tokens
+        };
+        if output.sequences.iter().all(is_whole) {
+            self.hearer.done(self.prompt, output);
+        }
     }
 }
 

@@ -504,5 +504,35 @@ fn log_probabilities_count_as_memory() {
         5
     );
     assert_eq!(ask(1000, 8).status, 429);
+    let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": 1000, "n": 8,
+        "logprobs": 5, "logit_bias": {"257": -100}, "stream": true});
+    let text = String::from_utf8(post(&caller, "completions", body).body).unwrap();
+    assert!(text.contains("rate_limit_error"), "it broke off: {text}");
+    assert!(!text.contains("\"length\"") && !text.contains("[DONE]"));
     assert_eq!(ask(20, 2).status, 200, "the room is free again");
+}
+
+/// An answer that a stopping server breaks off has not come to its end.
+#[test]
+fn what_is_broken_off_is_no_answer() {
+    let server = LocalServer::start().unwrap();
+    let url = server.base_url();
+    let stream = ask_and_ignore(&url);
+    let mut reader = std::io::BufReader::new(stream);
+    let mut text = String::new();
+    // It has begun.
+    while !text.contains("data: ") {
+        assert!(std::io::BufRead::read_line(&mut reader, &mut text).unwrap() > 0);
+    }
+    let stopped = std::thread::spawn(move || drop(server));
+    let mut rest = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut reader, &mut rest);
+    stopped.join().unwrap();
+    let rest = String::from_utf8_lossy(&rest);
+    let (reason, last) = (
+        "\"finish_reason\":\"length\"",
+        rest.len().saturating_sub(400),
+    );
+    assert!(!rest.contains(reason), "{}", &rest[last..]);
+    assert!(!rest.contains("[DONE]"));
 }

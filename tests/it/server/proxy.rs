@@ -188,15 +188,17 @@ fn thinking_and_calls_of_tools_are_told_apart() {
     fails.store(true, Ordering::Relaxed);
     let mut body = json!({"model": "Qwen/Qwen3-8B", "prompt": "x"});
     let whole = post(&proxy.base_url(), "/v1/completions", &body);
+    let error = &whole.json()["error"];
     assert_eq!(
-        (whole.status, &whole.json()["error"]["type"]),
-        (500, &json!("server_error"))
+        (whole.status, &error["type"]),
+        (400, &json!("invalid_request_error"))
     );
+    assert_eq!(error["message"], "sample: told to fail");
     body["stream"] = json!(true);
     let reply = post(&proxy.base_url(), "/v1/completions", &body);
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert!(
-        text.contains("\"type\":\"server_error\"") && !text.contains("[DONE]"),
+        text.contains("sample: told to fail") && !text.contains("[DONE]"),
         "{text}"
     );
 }

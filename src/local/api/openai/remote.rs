@@ -63,6 +63,8 @@ fn elsewhere(error: Error) -> Fault {
         Some(status @ (400 | 404 | 422 | 429)) => {
             StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
         }
+        // Asking again would not help.
+        None if error.is_user_error() => StatusCode::BAD_REQUEST,
         _ if error.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::BAD_GATEWAY,
     };
@@ -119,6 +121,10 @@ impl Voice for Distant {
         Ok(asked(request)?.options.validate()?)
     }
 
+    fn fault(&self, error: Error) -> Fault {
+        elsewhere(error)
+    }
+
     fn sample(
         self: Arc<Self>,
         requests: Vec<SampleRequest>,
@@ -160,12 +166,15 @@ impl Drop for Slot {
 }
 
 impl Distant {
-    /// One prompt, from question to answer. A failure shows in that nothing is heard.
+    /// One prompt, from question to answer.
     fn one(&self, prompt: usize, request: &SampleRequest, hearer: &dyn Hearer) {
         let response = asked(request).and_then(|asked| (self.model.sample)(asked));
         let output = match response.and_then(output) {
             Ok(output) => output,
-            Err(error) => return log::warn!("proxy: a sample failed: {error}"),
+            Err(error) => {
+                log::warn!("proxy: a sample failed: {error}");
+                return hearer.fail(error);
+            }
         };
         for (number, whole) in output.sequences.iter().enumerate() {
             let mut so_far = SampledSequence::default();

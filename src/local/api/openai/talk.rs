@@ -12,6 +12,7 @@ use super::errors::Fault;
 use super::shape::{Choice, Score, Shape, Usage};
 use super::speech::{self, Reading, Said, Speech};
 use super::voice::Voice;
+use crate::error::Error;
 use crate::local::engine::{SampleOutput, SampledSequence, StopReason};
 use crate::local::http::Pieces;
 use crate::local::state::memory::Promise;
@@ -46,6 +47,8 @@ pub(super) struct Talk<V: Voice> {
     /// `None` where a prompt is not done.
     choices: Mutex<Vec<Option<Vec<Choice>>>>,
     room: Mutex<Room>,
+    /// Why a stream is going to break off.
+    fault: Mutex<Option<Fault>>,
     sink: Sink,
 }
 
@@ -100,6 +103,7 @@ impl<V: Voice> Talk<V> {
             samples: samples.collect(),
             choices: Mutex::new(asked.iter().map(|_| None).collect()),
             room: Mutex::default(),
+            fault: Mutex::default(),
             voice,
             shape,
             stops,
@@ -118,11 +122,7 @@ impl<V: Voice> Talk<V> {
             match self.voice.promise(Room::BLOCK * Room::BYTES) {
                 Ok(promise) => room.held.extend(promise),
                 Err(fault) => {
-                    if let Sink::Whole(sender) = &self.sink
-                        && let Some(sender) = lock(sender).take()
-                    {
-                        let _ = sender.send(Err(fault));
-                    }
+                    self.give_up(fault);
                     return false;
                 }
             }
@@ -130,6 +130,19 @@ impl<V: Voice> Talk<V> {
         }
         room.left -= scores;
         true
+    }
+
+    /// Ends it with a fault, which whoever listens is told: of a stream when its last piece goes.
+    fn give_up(&self, fault: Fault) {
+        match &self.sink {
+            Sink::Events(_) => drop(lock(&self.fault).get_or_insert(fault)),
+            Sink::Whole(sender) => {
+                if let Some(sender) = lock(sender).take() {
+                    // The client may have left.
+                    let _ = sender.send(Err(fault));
+                }
+            }
+        }
     }
 
     fn reader(&self) -> Reader<'_> {
@@ -374,6 +387,10 @@ impl<V: Voice> Hearer for Talk<V> {
             self.end(&done);
         }
     }
+
+    fn fail(&self, reason: Error) {
+        self.give_up(self.voice.fault(reason));
+    }
 }
 
 impl<V: Voice> Drop for Talk<V> {
@@ -385,7 +402,9 @@ impl<V: Voice> Drop for Talk<V> {
                 Style::Messages => "/messages",
                 _ => "",
             };
-            self.send("error", &super::engine_failed().body(path));
+            let fault = lock(&self.fault).take();
+            let fault = fault.unwrap_or_else(super::engine_failed);
+            self.send("error", &fault.body(path));
         }
     }
 }

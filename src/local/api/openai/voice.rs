@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::errors::Fault;
+use crate::error::Error;
 use crate::local::engine::{SampleRequest, Usual};
 use crate::local::state::memory::Promise;
 use crate::local::work::generate::Hearer;
@@ -50,6 +51,11 @@ pub(in crate::local) trait Voice: Send + Sync + 'static {
     /// Takes so much of the server's memory for an answer; nothing where there is no limit.
     fn promise(&self, _bytes: usize) -> Result<Option<Promise>, Fault> {
         Ok(None)
+    }
+
+    /// What a sample's failure is to whoever asked.
+    fn fault(&self, error: Error) -> Fault {
+        error.into()
     }
 
     /// Samples; the requests were checked. Refused if there are too many already.
