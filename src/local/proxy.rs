@@ -13,10 +13,10 @@ use super::api::openai::{self, Fault, PREFIXES, Style};
 use super::api::table::Access;
 use super::http::{
     App, Dropped, Exchange, Front, Guard, HttpThread, Limits, Refusal, Reply, Request,
-    percent_decode,
 };
 use super::state::sessions::LOCAL;
 use crate::error::{Context, Error, Result};
+use crate::types::percent::percent_decode;
 
 /// A running endpoint: `models`, `completions`, `chat/completions` and Anthropic's `messages` under
 /// `/v1`, for any program that speaks to such services. Dropping it stops it.

@@ -34,6 +34,7 @@ use self::redirect::Step;
 use crate::config::{Config, SHORTEST_SECRET, Secret};
 use crate::error::{Error, Meaning, Result};
 use crate::sync::lock;
+use crate::types::percent::percent_decode;
 use crate::wire::route::{Method, Pool};
 
 pub(crate) use self::descriptors::Sockets;
@@ -75,8 +76,11 @@ struct Inner {
     met: AtomicBool,
     /// Configured values that must not be shown.
     secrets: Vec<Secret>,
-    /// Keys, tokens and signatures that were sent, for [`Transport::redact`]; the newest last.
+    /// Keys and tokens that were sent, for [`Transport::redact`]; the newest last.
     sent: Mutex<Vec<Secret>>,
+    /// The signatures of URLs likewise. Many files make many, which must not drive out a key whose
+    /// request is under way.
+    signed: Mutex<Vec<Secret>>,
 }
 
 impl Transport {
@@ -101,6 +105,7 @@ impl Transport {
                 met: AtomicBool::new(false),
                 secrets: config.secrets(),
                 sent: Mutex::default(),
+                signed: Mutex::default(),
             }),
         })
     }
@@ -191,11 +196,12 @@ impl Transport {
     /// Replaces every configured secret and every key this client has sent, should a server have
     /// echoed one.
     pub(crate) fn redact(&self, text: &str) -> String {
-        let sent = lock(&self.inner.sent);
+        let (sent, signed) = (lock(&self.inner.sent), lock(&self.inner.signed));
         self.inner
             .secrets
             .iter()
             .chain(sent.iter())
+            .chain(signed.iter())
             .fold(text.to_owned(), |text, key| {
                 text.replace(key.expose(), "***")
             })
@@ -382,14 +388,9 @@ impl Transport {
 
     /// Has a secret that is about to be sent hidden wherever a server echoes it.
     pub(crate) fn remember(&self, key: &Secret) {
-        let mut sent = lock(&self.inner.sent);
         // A key of a few letters is no secret, and hiding it would garble ordinary words.
-        if key.expose().len() >= SHORTEST_SECRET && !sent.contains(key) {
-            // Tokens change hourly, signed URLs with every file; the newest are enough.
-            if sent.len() >= 128 {
-                sent.remove(0);
-            }
-            sent.push(key.clone());
+        if key.expose().len() >= SHORTEST_SECRET {
+            note(&self.inner.sent, key);
         }
     }
 
@@ -397,8 +398,13 @@ impl Transport {
     fn remember_signature(&self, url: &str) {
         let query = url.split_once('?').map_or("", |(_, query)| query);
         let values = query.split('&').filter_map(|pair| pair.split_once('='));
-        for (_, value) in values.filter(|(_, value)| value.len() >= SHORTEST_SIGNATURE) {
-            self.remember(&value.into());
+        for (_, value) in values {
+            // A server may echo it as it is meant rather than as it was written.
+            for value in [value, &percent_decode(value)] {
+                if value.len() >= SHORTEST_SIGNATURE {
+                    note(&self.inner.signed, &value.into());
+                }
+            }
         }
     }
 
@@ -450,6 +456,18 @@ impl Transport {
             headers: parts.headers,
         };
         Ok((head, body))
+    }
+}
+
+/// Adds a secret to those that were sent. Tokens change hourly, signed URLs with every file; the
+/// newest are enough.
+fn note(sent: &Mutex<Vec<Secret>>, secret: &Secret) {
+    let mut sent = lock(sent);
+    if !sent.contains(secret) {
+        if sent.len() >= 128 {
+            sent.remove(0);
+        }
+        sent.push(secret.clone());
     }
 }
 

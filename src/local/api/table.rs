@@ -10,8 +10,9 @@ use super::{
     Answer, Call, account, admin, checkpoints, futures, metrics, records, sampling, session,
     sessions, training, weights,
 };
-use crate::local::http::{Refusal, percent_decode};
+use crate::local::http::Refusal;
 use crate::types::CheckpointKind;
+use crate::types::percent::percent_decode;
 use crate::wire::route::{self as wire, Method::*};
 
 /// One endpoint.

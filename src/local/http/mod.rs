@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 pub(super) use guard::Guard;
-pub(super) use query::{percent_decode, query};
+pub(super) use query::query;
 pub use record::RecordedRequest;
 pub(super) use record::Recorder;
 pub(super) use reply::{Cut, Dropped, JSON, PROTOBUF, Refusal, Reply, ReplyBody};

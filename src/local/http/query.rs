@@ -1,30 +1,6 @@
 //! Percent-encoded paths and queries.
 
-/// Undoes `%3A` and its like; what does not decode is taken as it stands.
-pub(in crate::local) fn percent_decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3))
-            .flatten()
-            // Numbers may have a sign, escapes may not.
-            .filter(|hex| !hex.starts_with('+'))
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match escaped {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
+use crate::types::percent::percent_decode;
 
 /// The value of a query parameter, form-decoded.
 pub(in crate::local) fn query<'q>(query: &'q str, name: &str) -> Option<String> {

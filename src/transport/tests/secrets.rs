@@ -134,3 +134,16 @@ fn log_everything() {
         .unwrap_err();
     println!("{fault} {fault:?}");
 }
+
+/// A key is hidden while its request is under way, however many files are fetched meanwhile.
+#[test]
+fn signatures_are_hidden_as_written_and_as_meant_and_drive_out_no_key() {
+    let config = Config::default().with_base_url("http://127.0.0.1:1");
+    let transport = Transport::new(&config).unwrap();
+    transport.remember(&Secret::from("the-key-in-use"));
+    for index in 0..200 {
+        transport.remember_signature(&format!("https://s/f?sig=signature%2B{index:03}%2F0%3D"));
+    }
+    let text = "the-key-in-use signature%2B199%2F0%3D signature+199/0=";
+    assert_eq!(transport.redact(text), "*** *** ***");
+}
