@@ -156,7 +156,15 @@ fn debug_shows_no_secret() {
         let text = format!("{config:?}");
         assert!(!text.contains("hunter2"), "{text}");
         assert!(text.contains("***@host"), "{text}");
+        let refused = config.base_url().unwrap_err().to_string();
+        assert!(!refused.contains("hunter2"), "{refused}");
+        assert!(refused.contains("***@host"), "{refused}");
     }
+    let config = Config::default().with_base_url("https://host/a?key=hunter2");
+    let refused = config.base_url().unwrap_err();
+    let text = format!("{config:?} {refused}");
+    assert!(!text.contains("hunter2"), "{text}");
+    assert_eq!(text.matches("https://host/a?***").count(), 2, "{text}");
     let text = format!("{:?}", Config::default().with_base_url("https://host/a"));
     assert!(text.contains("\"https://host/a\""), "{text}");
 }

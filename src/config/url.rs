@@ -6,7 +6,8 @@ use super::DEFAULT_BASE_URL;
 use crate::error::{Context, Error, Result};
 use crate::types::url::Url;
 
-/// A URL as it was given. `Debug` hides its user information, which may hold a password.
+/// A URL as it was given. `Debug` hides its user information and its query, which may hold a
+/// password or a key.
 #[derive(Clone)]
 pub(crate) struct UrlText(String);
 
@@ -24,17 +25,23 @@ impl From<String> for UrlText {
 
 impl fmt::Debug for UrlText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let masked = match (Url::split(&self.0), self.0.rsplit_once('@')) {
-            (Some(url), _) if url.user().is_some() => Some(format!(
-                "{}://***@{}{}",
-                url.scheme,
-                url.address(),
-                url.rest
-            )),
-            (None, Some((_, address))) => Some(format!("***@{address}")),
-            _ => None,
-        };
-        fmt::Debug::fmt(masked.as_ref().unwrap_or(&self.0), f)
+        fmt::Debug::fmt(&masked(&self.0), f)
+    }
+}
+
+/// What may be shown of a URL that somebody has given, well-formed or not.
+fn masked(url: &str) -> String {
+    let (url, query) = match url.find(['?', '#']) {
+        Some(end) => (&url[..end], "?***"),
+        None => (url, ""),
+    };
+    match (Url::split(url), url.rsplit_once('@')) {
+        (Some(parts), _) if parts.user().is_some() => {
+            let (scheme, address, rest) = (parts.scheme, parts.address(), parts.rest);
+            format!("{scheme}://***@{address}{rest}{query}")
+        }
+        (None, Some((_, address))) => format!("***@{address}{query}"),
+        _ => format!("{url}{query}"),
     }
 }
 
@@ -55,8 +62,7 @@ pub(super) fn password_of(url: &str) -> Option<&str> {
 /// Checks a base URL and removes its trailing slashes.
 pub(super) fn normal_url(url: &str) -> Result<String> {
     let refuse = |problem: &str| {
-        // The URL may carry a password, so only its host is shown.
-        let shown = host_of(url).filter(|_| url.contains('@')).unwrap_or(url);
+        let shown = masked(url);
         Err(Error::Config(Context::new(format!(
             "the base URL `{shown}` {problem}; give one such as {DEFAULT_BASE_URL} or http://127.0.0.1:8000"
         ))))
