@@ -130,8 +130,9 @@ impl<T: Send + 'static> Watch<T> {
         self
     }
 
-    /// Ends the wait without a poll.
+    /// Ends the wait without a poll. Whatever ends it, the service has the request.
     pub(crate) fn fail(self, error: Error) {
+        let error = self.name(error);
         (self.done)(Outcome::Failed(error));
     }
 
@@ -189,10 +190,10 @@ impl<T: Send + 'static> Watch<T> {
                 }
             }
             if self.status.is_cancelled() {
-                return (self.done)(Outcome::Failed(cancelled()));
+                return self.fail(cancelled());
             }
             if let Some(error) = (self.give_up)() {
-                return (self.done)(Outcome::Failed(error));
+                return self.fail(error);
             }
             // Whoever holds bytes keeps the thread: others wait for those bytes.
             if self.reserved.is_none() && self.crew.is_crowded() {

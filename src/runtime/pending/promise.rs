@@ -102,12 +102,7 @@ impl<T> Drop for Promise<T> {
             } else {
                 Error::Closed(Context::new("the client was closed before this was done"))
             };
-            let error = error.for_request(self.status.operation());
-            let error = error.with_effect(self.status.effect());
-            slot.resolve(Err(match self.status.request_ids().first() {
-                Some(id) => error.with_request_id(id),
-                None => error,
-            }));
+            slot.resolve(Err(self.status.name(error)));
         }
     }
 }
@@ -192,9 +187,7 @@ impl<T: Send> Source<T> for Handle<T> {
             return false;
         }
         let error = Error::Cancelled(Context::new("by its handle"));
-        let cancelled = self
-            .slot
-            .resolve(Err(error.for_request(self.status.operation())));
+        let cancelled = self.slot.resolve(Err(self.status.name(error)));
         self.status.cancel();
         cancelled
     }

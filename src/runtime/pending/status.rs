@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::error::Effect;
+use crate::error::{Effect, Error};
 use crate::sync::lock;
 use crate::types::{QueueStatus, RequestId};
 
@@ -61,6 +61,16 @@ impl Status {
             (false, _) => Effect::Accepted,
             (true, true) => Effect::Unknown,
             (true, false) => Effect::None,
+        }
+    }
+
+    /// An error that ends it here, with what is known of it there.
+    pub(crate) fn name(&self, error: Error) -> Error {
+        let error = error.for_request(self.operation);
+        let error = error.with_effect(self.effect());
+        match self.request_ids().first() {
+            Some(id) => error.with_request_id(id),
+            None => error,
         }
     }
 

@@ -68,6 +68,22 @@ fn dropping_cancels_only_where_that_is_meant_and_only_before_the_result() {
 }
 
 #[test]
+fn what_is_cancelled_says_how_far_it_had_come() {
+    use crate::error::Effect;
+    let check = |prepare: fn(&Status), effect: Effect, id: Option<&str>| {
+        let (_promise, pending, status) = pair(OnDrop::Cancels);
+        prepare(&status);
+        assert!(pending.cancel());
+        let error = pending.join().unwrap_err();
+        assert!(matches!(error, Error::Cancelled(_)));
+        assert_eq!((error.effect(), error.request_id()), (effect, id));
+    };
+    check(|_| (), Effect::None, None);
+    check(Status::sending, Effect::Unknown, None);
+    check(|status| status.accepted("r1"), Effect::Accepted, Some("r1"));
+}
+
+#[test]
 fn completed_come_in_the_order_of_completion() {
     let (first, one, _) = pair(OnDrop::GoesOn);
     let (second, two, _) = pair(OnDrop::GoesOn);

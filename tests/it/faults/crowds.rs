@@ -148,6 +148,7 @@ fn a_run_that_gets_nowhere_in_the_poller_counts_as_stuck() {
             error.to_string().contains("no sample has succeeded"),
             "{error}"
         );
+        assert_eq!(error.effect(), tinker::error::Effect::Accepted, "{error}");
     }
 }
 
