@@ -53,8 +53,10 @@ pub(crate) fn backward_data(
 /// and adds the custom metrics. SkyRL 0.3.0 reports no loss of a pass, which is no reason to lose one
 /// whose gradients are gathered.
 pub(crate) fn finish_metrics(metrics: &mut BTreeMap<String, f64>, value: LossValue) {
-    let surrogate = metrics.insert("loss:sum".into(), value.loss);
+    let surrogate = metrics.remove("loss:sum");
     metrics.extend(value.metrics);
+    // The loss is what it is, whatever else was given that name.
+    metrics.insert("loss:sum".into(), value.loss);
     if let Some(surrogate) = surrogate {
         metrics.insert("surrogate_loss:sum".into(), surrogate);
     }
@@ -174,7 +176,9 @@ mod tests {
     fn the_custom_loss_replaces_the_surrogate() {
         let mut metrics =
             BTreeMap::from([("loss:sum".to_owned(), 9.0), ("tokens:sum".into(), 4.0)]);
-        let value = LossValue::new(1.5, Vec::new()).with_metric("custom/kl:mean", 0.1);
+        let value = LossValue::new(1.5, Vec::new())
+            .with_metric("custom/kl:mean", 0.1)
+            .with_metric("loss:sum", 7.0);
         finish_metrics(&mut metrics, value.clone());
         let expected = [
             ("custom/kl:mean".to_owned(), 0.1),
