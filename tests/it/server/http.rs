@@ -285,7 +285,9 @@ fn idle_connections_leave_descriptors_to_requests_and_files() {
     let silent: Vec<TcpStream> = (0..200)
         .map(|_| TcpStream::connect(host).unwrap())
         .collect();
-    while get(&process.url, "healthz").status == 503 {}
+    // Until those who are turned away with an answer have left, others are without one.
+    let ask = || request(&process.url, "GET", "/api/v1/healthz", &[], b"");
+    while !ask().is_ok_and(|reply| reply.status == 200) {}
     let body = json!({"model_id": model.id, "seq_id": 1, "path": "a"});
     let accepted = loop {
         let reply = caller.post("save_weights", body.clone());
