@@ -153,7 +153,7 @@ pub(super) fn target_logprobs(sampler: &SamplingClient, data: &[Datum]) -> Resul
     let mut scored = vec![Vec::new(); data.len()];
     for (index, logprobs) in sampler.compute_logprobs_batch(prompts) {
         // The first token is not predicted from anything.
-        scored[index] = logprobs?.as_raw()[1..].to_vec();
+        scored[index] = logprobs?.as_raw().get(1..).unwrap_or_default().to_vec();
     }
     check_scored(data, &scored)?;
     Ok(scored)
