@@ -129,8 +129,9 @@ impl Worker {
                 Ok(base) => self.sample(&base, &mut waiting),
                 Err(error) => {
                     log::error!("local server: {} cannot be loaded: {error}", self.name);
-                    // Who waited for it is told when the listeners are dropped.
-                    waiting.clear();
+                    waiting
+                        .drain(..)
+                        .for_each(|entry| entry.listener.fail(&error));
                 }
             }
         }
@@ -192,9 +193,14 @@ impl Worker {
                 listener,
             } = *entry;
             let adapters = self.library.adapters();
-            let adapter = adapter.map(|slot| adapters.take(&slot)).transpose();
-            let added = adapter.and_then(|adapter| batch.add(adapter, request, listener));
-            if let Err(error) = added {
+            let adapter = match adapter.map(|slot| adapters.take(&slot)).transpose() {
+                Ok(adapter) => adapter,
+                Err(error) => {
+                    listener.fail(&error);
+                    continue;
+                }
+            };
+            if let Err(error) = batch.add(adapter, request, listener) {
                 log::error!("local server: a request cannot be sampled: {error}");
             }
         }

@@ -76,6 +76,10 @@ impl Listener for Part {
             self.hearer.done(self.prompt, output);
         }
     }
+
+    fn fail(&self, reason: &Error) {
+        self.hearer.fail(reason.clone());
+    }
 }
 
 impl Drop for Part {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Workshop, convert, jobs};
+use crate::error::Error;
 use crate::local::engine::{self, Listener};
 use crate::local::state;
 use crate::local::state::futures::Outcome;
@@ -74,6 +75,10 @@ impl Listener for Sample {
             Err(error) => jobs::refusal(&error),
         };
         self.end(outcome);
+    }
+
+    fn fail(&self, reason: &Error) {
+        self.end(jobs::refusal(reason));
     }
 }
 

@@ -26,7 +26,7 @@ use super::prefix::Prefixes;
 use super::prompt::{self, Due, PIECE, Reading};
 use super::sample::{SampleOutput, SampleRequest, SampledSequence};
 use super::scratch::Scratch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use job::{Age, Growing, Job};
 #[cfg(test)]
 pub(crate) use tests::sample;
@@ -58,6 +58,9 @@ pub(crate) trait Listener: Send + Sync {
 
     /// Here is everything. Called once.
     fn finish(&self, request: &SampleRequest, output: SampleOutput);
+
+    /// It cannot be sampled, for this reason; nothing more is heard then.
+    fn fail(&self, _reason: &Error) {}
 }
 
 /// The requests under way on one base, whatever their adapters.
