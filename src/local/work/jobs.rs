@@ -177,9 +177,10 @@ fn create(
     spec.check(base.config())?;
     let bytes = base.training_bytes(&spec);
     let promise = workshop.memory.promise("lora_config.rank", bytes)?;
-    *trainer = Some(Trainer::new(&base, spec)?);
-    *lock(&model.memory) = Some(promise);
+    let made = Trainer::new(&base, spec)?;
     add_run(workshop, model, user_metadata)?;
+    *trainer = Some(made);
+    *lock(&model.memory) = Some(promise);
     Ok(Outcome::json(&CreateModelReply {
         model_id: model.id.clone(),
         ..CreateModelReply::default()
@@ -197,9 +198,10 @@ fn create_from(
     let base = workshop.library.base(&model.base_model)?;
     let bytes = base.training_bytes(&spec(&model.lora));
     let promise = workshop.memory.promise("path", bytes)?;
-    *trainer = Some(restore(workshop, path, optimizer)?);
-    *lock(&model.memory) = Some(promise);
+    let made = restore(workshop, path, optimizer)?;
     add_run(workshop, model, user_metadata)?;
+    *trainer = Some(made);
+    *lock(&model.memory) = Some(promise);
     Ok(loaded_reply(model, path))
 }
 

@@ -367,3 +367,26 @@ fn a_result_that_json_cannot_say_is_the_users_error() {
         "{result}"
     );
 }
+
+/// A model whose creation failed is not there.
+#[test]
+fn what_the_disk_failed_was_not_created() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = LocalServer::builder().data(folder.path()).start().unwrap();
+    let caller = Caller::new(&server);
+    // Where the records of runs would be.
+    std::fs::write(folder.path().join("runs"), "").unwrap();
+    let body = json!({"session_id": caller.session, "model_seq_id": 0,
+        "base_model": caller.base_model(), "lora_config": {"rank": 4}});
+    let created = caller.ok("create_model", body);
+    let refused = caller.wait(&created);
+    let error = refused["error"].as_str().unwrap();
+    assert!(error.contains("nothing was changed"), "{error}");
+    let model = super::Model {
+        caller: &caller,
+        id: created["model_id"].as_str().unwrap().to_owned(),
+    };
+    let passed = caller.wait(&caller.ok("forward", model.forward(1, &["hello"])));
+    let error = passed["error"].as_str().unwrap_or("it went through");
+    assert!(error.contains("could not be created"), "{error}");
+}
