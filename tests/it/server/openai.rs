@@ -398,6 +398,11 @@ fn what_is_not_supported_is_refused_by_name_and_a_full_server_says_so() {
             "{error}"
         );
     }
+    let choice = json!({"type": "auto", "disable_parallel_tool_use": true});
+    let body = json!({"model": caller.base_model(), "max_tokens": 2, "tool_choice": choice,
+        "messages": [{"role": "user", "content": "x"}]});
+    let theirs = post(&caller, "messages", body);
+    assert_eq!(theirs.status, 400, "{}", theirs.json());
     for stream in [true, false] {
         let full = chat(json!({ "stream": stream }));
         assert_eq!(full.status, 429);

@@ -36,11 +36,12 @@ pub(super) fn translate(mut fields: Fields) -> Result<Fields, Fault> {
         let tools = tools.iter().map(tool).collect::<Result<Vec<_>, _>>()?;
         chat.insert("tools".into(), tools.into());
     }
-    match fields
-        .take::<Value>("tool_choice")?
-        .as_ref()
-        .and_then(|choice| choice["type"].as_str())
-    {
+    let choice = fields.take::<Value>("tool_choice")?.unwrap_or_default();
+    if choice["disable_parallel_tool_use"] == true {
+        let why = "disable_parallel_tool_use is not supported: a model may make several calls";
+        return Err(Fault::unsupported("tool_choice", why));
+    }
+    match choice["type"].as_str() {
         None | Some("auto") => {}
         Some("none") => drop(chat.insert("tool_choice".into(), "none".into())),
         Some(_) => {
