@@ -10,6 +10,10 @@ use crate::types::{Timestamp, TinkerPath};
 
 /// How long a link works.
 const LIFETIME_SECONDS: i64 = 15 * 60;
+/// How many bytes links and their documents may take; beyond that the oldest work no longer.
+const MOST: usize = 64 << 20;
+/// What a link takes beside its document.
+const LINK: usize = 1 << 10;
 
 /// What a link leads to.
 #[derive(Debug, Clone)]
@@ -48,6 +52,7 @@ impl Downloads {
         let prefix = format!("{server}/api/v1/download/{token}");
         let mut links = lock(&self.links);
         links.retain(|_, (_, expires)| *expires > now);
+        make_room(&mut links, source.bytes());
         links.insert(token, (source, expires));
         Link { prefix, expires }
     }
@@ -57,6 +62,28 @@ impl Downloads {
         let links = lock(&self.links);
         let (source, expires) = links.get(token)?;
         (*expires > now).then(|| source.clone())
+    }
+}
+
+impl Source {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Checkpoint(_) => LINK,
+            Self::Document(bytes) => LINK + bytes.len(),
+        }
+    }
+}
+
+/// Forgets the oldest links until so many bytes fit in.
+fn make_room(links: &mut HashMap<String, (Source, Timestamp)>, bytes: usize) {
+    let taken = links.values().map(|(source, _)| source.bytes());
+    let mut over = (taken.sum::<usize>() + bytes).saturating_sub(MOST);
+    while over > 0
+        && let Some(oldest) = links.iter().min_by_key(|(_, (_, expires))| *expires)
+    {
+        let token = oldest.0.clone();
+        let gone = links.remove(&token);
+        over = over.saturating_sub(gone.map_or(0, |(source, _)| source.bytes()));
     }
 }
 
@@ -86,4 +113,28 @@ pub(in crate::local) fn tar(files: &[(&str, &[u8])], now: Timestamp) -> Vec<u8> 
     }
     archive.resize(archive.len() + 1024, 0);
     archive
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks for one document after the other does not fill the memory with them.
+    #[test]
+    fn the_oldest_documents_make_room() {
+        let downloads = Downloads::default();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let tokens: Vec<String> = (0..100)
+            .map(|second| {
+                let document = Source::Document(vec![0; 1 << 20].into());
+                let link = downloads.link("http://h", at(second), document).to("x");
+                link.rsplit('/').nth(1).unwrap().to_owned()
+            })
+            .collect();
+        let works = |index: usize| downloads.find(&tokens[index], at(100)).is_some();
+        assert!(works(99) && works(50) && !works(0));
+        let kept = lock(&downloads.links);
+        let bytes = kept.values().map(|(source, _)| source.bytes());
+        assert!(bytes.sum::<usize>() <= MOST);
+    }
 }
