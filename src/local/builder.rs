@@ -490,6 +490,13 @@ impl Builder {
         if self.users.iter().any(|user| user.key.is_empty()) {
             return Err(Error::invalid("api_key", "must not be empty"));
         }
+        for (index, user) in self.users.iter().enumerate() {
+            let same = |other: &User| other.key == user.key && other.name != user.name;
+            if let Some(other) = self.users[..index].iter().find(|other| same(other)) {
+                let problem = format!("{} and {} have the same", other.name, user.name);
+                return Err(Error::invalid("api_key", problem));
+            }
+        }
         if !self.host.is_loopback() && self.tls.is_none() {
             log::warn!(
                 "local server: others can reach {}, in clear text",

@@ -16,7 +16,7 @@ use crate::local::state::sessions::LOCAL;
 use crate::sync::lock;
 
 /// A credential, which never shows.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(in crate::local) struct Key(String);
 
 impl Key {

@@ -457,3 +457,17 @@ fn a_copy_takes_nobodys_run() {
     assert_ne!(copied.json(), theirs.json());
     assert_eq!(runs("tml-a"), 2, "they are still hers");
 }
+
+/// One of them would be taken for the other.
+#[test]
+fn two_users_of_one_key_are_refused() {
+    let users = |key: &str| {
+        LocalServer::builder()
+            .user("ann", "tml-a")
+            .user("bob", key)
+            .start()
+    };
+    let error = users("tml-a").unwrap_err().to_string();
+    assert!(error.contains("ann and bob"), "{error}");
+    assert!(users("tml-b").is_ok());
+}
