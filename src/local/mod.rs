@@ -72,6 +72,7 @@ pub(crate) mod engine;
 #[cfg(feature = "text")]
 pub mod export;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -101,7 +102,6 @@ use http::{HttpThread, Recorder};
 ///
 /// Everything the official clients speak to is served from one thread with an async runtime of
 /// its own; the model's arithmetic runs on other threads.
-#[derive(Debug)]
 pub struct LocalServer {
     /// `None` only while it stops.
     http: Option<HttpThread>,
@@ -167,6 +167,15 @@ impl LocalServer {
     /// Ends all faults.
     pub fn clear_faults(&self) {
         self.service.clear_faults();
+    }
+}
+
+/// `Debug` shows where it is, and nothing of what it knows: some of that is secret, and much private.
+impl fmt::Debug for LocalServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalServer")
+            .field("base_url", &self.base_url())
+            .finish_non_exhaustive()
     }
 }
 

@@ -233,6 +233,11 @@ fn adapters_are_downloaded_by_links() {
         model.id
     );
     let urls = caller.get(&format!("{at}/external_weights_urls"));
+    let link = urls["urls"]["adapter_config.json"].as_str().unwrap();
+    let token = link.rsplit('/').nth(1).unwrap();
+    let shown = format!("{server:?}");
+    assert!(!shown.contains(token), "the link is a credential");
+    assert!(shown.contains(&server.base_url()), "{shown}");
     let url = |file: &str| urls["urls"][file].as_str().unwrap();
     let config = follow(&caller, url("adapter_config.json")).json();
     assert_eq!(
