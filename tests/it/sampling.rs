@@ -360,6 +360,18 @@ fn dropping_a_handle_cancels_the_sample_where_the_service_listens() {
     assert_eq!(fake.bodies("cancel_future").len(), 1);
 }
 
+/// A service that says so cannot mean it: the samples would wait for ever.
+#[test]
+fn none_at_a_time_is_one_at_a_time() {
+    let server = LocalServer::builder().flag("sample_max_concurrent_requests", 0);
+    let server = server.start().unwrap();
+    let sampler = sampler(&service(&server));
+    let request = request(1);
+    let sample = sampler.submit_sample(&request.prompt, request.options);
+    let sampled = sample.unwrap().join_timeout(Duration::from_secs(60));
+    sampled.expect("it hangs").unwrap();
+}
+
 #[test]
 fn a_run_without_any_success_counts_as_stuck() {
     let fake = Fake::start();

@@ -104,7 +104,8 @@ impl Sampling {
             few_posts: posts < POSTS,
             narrow_posts: NARROW_POSTS,
             bytes: config.sample_dispatch_bytes_semaphore_size,
-            flights: (!polled).then_some(config.sample_max_concurrent_requests),
+            // With none at all nothing would ever be sent.
+            flights: (!polled).then_some(config.sample_max_concurrent_requests.max(1)),
             all_flights: sockets.flights,
         }
     }
