@@ -168,7 +168,7 @@ impl Optimizer {
             learning_rate: f64::from(6e-3 * rate),
             ..AdamParams::default()
         };
-        self.rest.step(&mut values, &mut gradient, &params).unwrap();
+        self.rest.step(&mut values, &gradient, &params).unwrap();
         let (embed, mut values) = values.split_at(config.vocab * config.width);
         weights.embed = Matrix::new(config.vocab, config.width, embed.to_vec());
         for part in norms(weights) {
