@@ -131,8 +131,12 @@ impl Machine {
         } = trouble;
         match meaning {
             // SkyRL holds a poll for up to 300 s, longer than we read; the hosted service ends it
-            // with a 408 after 45 s or so. Both mean "still pending".
-            Meaning::Pending => Verdict::Poll,
+            // with a 408 after 45 s or so. Both mean "still pending", and so what failed before has
+            // passed.
+            Meaning::Pending => {
+                self.recovered();
+                Verdict::Poll
+            }
             Meaning::Busy => {
                 // The service is alive and asks for patience: this may go on.
                 self.failing_since = None;
@@ -271,6 +275,24 @@ mod tests {
         expected.push("fail Status".into());
         let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
         check((0..15).map(|_| status(500)).collect(), &expected);
+    }
+
+    /// Two bad moments with hours of long polls between them are no failures in a row.
+    #[test]
+    fn a_poll_that_is_held_ends_the_row() {
+        let mut machine = Machine::new(PATIENCE);
+        let mut now = Instant::now();
+        for _ in 0..3 {
+            let verdict = machine.next(fault(), now, 0.0);
+            assert!(matches!(verdict, Verdict::Wait(delay) if delay == Duration::from_secs(1)));
+            assert!(machine.failing_since().is_some());
+            for _ in 0..10 {
+                now += Duration::from_secs(45);
+                let held = machine.next(trouble(Meaning::Pending), now, 0.0);
+                assert!(matches!(held, Verdict::Poll));
+            }
+            assert_eq!(machine.failing_since(), None);
+        }
     }
 
     #[test]

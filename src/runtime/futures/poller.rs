@@ -136,7 +136,10 @@ impl Machine {
                     Verdict::Wait(PAUSE)
                 }
                 // The service holds the poll for as long as we read.
-                Meaning::Pending if error.is_timeout() => Verdict::Poll,
+                Meaning::Pending if error.is_timeout() => {
+                    self.failing_since = None;
+                    Verdict::Poll
+                }
                 Meaning::Busy => Verdict::Wait(wish(&error).unwrap_or(PAUSE)),
                 meaning if meaning.is_passing() => self.fault(error, now),
                 _ => Verdict::Die(error),
@@ -422,6 +425,11 @@ mod tests {
                 Answer::Completions,
             ],
             &["wait 1", "wait 1", "wait 1", "give up", "wait 1", "poll"],
+        );
+        // A poll that is held is a break.
+        check(
+            vec![fault(), fault(), fault(), timed_out(), fault()],
+            &["wait 1", "wait 1", "wait 1", "poll", "wait 1"],
         );
     }
 
