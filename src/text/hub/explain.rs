@@ -10,6 +10,8 @@ use crate::transport::retry::error_from_response;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) endpoint: &'a str,
+    /// Where a person would look at it.
+    pub(super) page: &'a str,
     /// `model` or `dataset`.
     pub(super) kind: &'a str,
     pub(super) repo: &'a str,
@@ -54,7 +56,8 @@ pub(super) fn explain(response: &Response, asked: Asked<'_>) -> Refusal {
                 true => "the token in use has no access: ask for it there, or use another token",
                 false => "ask for access there, then set HF_TOKEN or run `hf auth login`",
             };
-            let message = format!("the {kind} {repo} is gated ({endpoint}/{repo}): {next}");
+            let page = asked.page;
+            let message = format!("the {kind} {repo} is gated ({page}): {next}");
             Refusal::Other(Error::Credentials(context(message)))
         }
         ("RevisionNotFound", _) => {

@@ -218,6 +218,7 @@ impl Fetch<'_> {
         let response = Response { head, body };
         let asked = Asked {
             endpoint: hub.endpoint(),
+            page: &self.repo.page(),
             kind: self.repo.kind().word(),
             repo: self.repo.name(),
             revision,

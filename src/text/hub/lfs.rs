@@ -86,9 +86,7 @@ fn ask(
         .collect();
     let question = json!({"operation": "upload", "transfers": ["basic", "multipart"],
         "objects": objects, "hash_algo": "sha256", "ref": {"name": repo.revision}});
-    let prefix = repo.prefix();
-    let (endpoint, name) = (repo.hub.endpoint(), &repo.name);
-    let url = format!("{endpoint}/{prefix}{name}.git/info/lfs/objects/batch");
+    let url = format!("{}.git/info/lfs/objects/batch", repo.page());
     let batch: Batch = desk.read(&post(desk, &url, &question)?)?;
     Ok(batch.objects)
 }

@@ -408,19 +408,18 @@ impl Repo {
         Some(cache.snapshot(&cache.commit(&self.revision)?))
     }
 
-    /// What stands before its name in URLs.
-    fn prefix(&self) -> &'static str {
-        match self.kind {
+    /// Its page, with which the URLs of its files begin.
+    fn page(&self) -> String {
+        let prefix = match self.kind {
             Kind::Model => "",
             Kind::Dataset => "datasets/",
-        }
+        };
+        format!("{}/{prefix}{}", self.hub.endpoint(), self.name)
     }
 
     fn url(&self, revision: &str, path: &str) -> String {
-        let prefix = self.prefix();
-        let (endpoint, name) = (self.hub.endpoint(), &self.name);
         let (revision, path) = (quoted(revision, ""), quoted(path, "/"));
-        format!("{endpoint}/{prefix}{name}/resolve/{revision}/{path}")
+        format!("{}/resolve/{revision}/{path}", self.page())
     }
 
     fn cache(&self) -> Result<RepoCache> {

@@ -17,7 +17,7 @@ use super::fetch::{feed, hex};
 use super::lfs;
 use super::patterns::is_meant;
 use super::{Hub, HubProgress, Repo, quoted};
-use crate::error::{Context, Error, Meaning, Result};
+use crate::error::{Context, Effect, Error, Meaning, Result};
 use crate::transport::retry::{error_from_response, server_delay};
 use crate::transport::{Body, Request, Response, Source, Transport};
 use crate::wire::route::{Method, Pool};
@@ -183,25 +183,19 @@ impl Repo {
             let problem = "a pull request is made against the branch main: name no other";
             return Err(Error::invalid("revision", problem));
         }
-        let mut files = additions(folder.as_ref(), &options)?;
+        let files = additions(folder.as_ref(), &options)?;
         let desk = Desk::new(&self.hub, &self.name)?;
         let push = Push {
             repo: self,
             desk: &desk,
             create_pr: options.create_pr,
         };
-        push.ask_modes(&mut files)?;
-        files.retain(|file| !file.ignored);
-        let mut changed = Vec::new();
-        for file in files {
-            if file.remote.is_none() || file.remote != Some(file.digest()?) {
-                changed.push(file);
-            }
-        }
+        // What was sent is no part of the repository before the commit.
+        let without_effect = |error: Error| error.with_effect(Effect::None);
+        let changed = push.send(files).map_err(without_effect)?;
         if changed.is_empty() {
-            return push.unchanged();
+            return push.unchanged().map_err(without_effect);
         }
-        lfs::upload(self, &desk, &changed)?;
         let message = options.message.as_deref().filter(|text| !text.is_empty());
         push.commit(&changed, message.unwrap_or("Upload folder using tinker"))
     }
@@ -328,6 +322,20 @@ impl Push<'_> {
         self.repo.api(&format!("{what}/{revision}{query}"))
     }
 
+    /// Sends the large ones of the files that are new or have changed, and gives these.
+    fn send(&self, mut files: Vec<Addition>) -> Result<Vec<Addition>> {
+        self.ask_modes(&mut files)?;
+        files.retain(|file| !file.ignored);
+        let mut changed = Vec::new();
+        for file in files {
+            if file.remote.is_none() || file.remote != Some(file.digest()?) {
+                changed.push(file);
+            }
+        }
+        lfs::upload(self.repo, self.desk, &changed)?;
+        Ok(changed)
+    }
+
     /// Asks how each file is to be sent, and what the repository has in its place.
     fn ask_modes(&self, files: &mut [Addition]) -> Result<()> {
         #[derive(Deserialize)]
@@ -392,7 +400,8 @@ impl Push<'_> {
         let answer = self
             .desk
             .once(Method::Post, &self.url("commit"), &body, JSON);
-        let made: Made = self.desk.read(&answer.map_err(Trouble::into_error)?)?;
+        let made = self.desk.read(&answer.map_err(Trouble::into_error)?);
+        let made: Made = made.map_err(|error| error.with_effect(Effect::Accepted))?;
         Ok(HubCommit {
             commit: made.commit_oid,
             url: made.commit_url,
@@ -404,9 +413,8 @@ impl Push<'_> {
     /// The commit that is there, where there is nothing to add to it.
     fn unchanged(&self) -> Result<HubCommit> {
         let commit = self.repo.files()?.commit;
-        let (endpoint, name) = (self.repo.hub.endpoint(), &self.repo.name);
         Ok(HubCommit {
-            url: format!("{endpoint}/{name}/commit/{commit}"),
+            url: format!("{}/commit/{commit}", self.repo.page()),
             commit,
             pull_request: None,
             paths: Vec::new(),

@@ -248,6 +248,13 @@ fn refusals_say_what_to_do() {
         &ask(wrong(), "org/none").unwrap_err(),
         &["no model org/none", "check the name"],
     );
+    // The page where a person asks for access.
+    place
+        .server
+        .put("datasets/org/gated", repo().gated_for("hf_right"));
+    let rows = place.hub().dataset("org/gated").unwrap().file("a.txt");
+    let page = format!("{}/datasets/org/gated)", place.server.url());
+    check(&rows.unwrap_err(), &["dataset org/gated is gated", &page]);
     let other = place.hub().model("org/tiny").unwrap().with_revision("v9");
     check(&other.file("a.txt").unwrap_err(), &["no revision v9"]);
     assert!(ask(place.hub().with_token("hf_right"), "org/gated").is_ok());

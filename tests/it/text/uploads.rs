@@ -5,12 +5,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use serde_json::json;
 use tinker::Error;
-use tinker::text::{Hub, UploadOptions};
+use tinker::error::Effect;
+use tinker::text::{Hub, HubCommit, UploadOptions};
 
-use crate::support::hub::{FakeRepo, Fault, HubServer};
+use crate::support::hub::{FakeRepo, Fault, HubServer, git_sha1};
 use crate::support::python;
-use crate::support::scripted::Recorded;
+use crate::support::scripted::{Recorded, Reply, Server};
 
 const TOKEN: &str = "hf_writer_secret";
 const NAME: &str = "me/adapter";
@@ -131,6 +133,45 @@ fn a_folder_becomes_a_commit() {
         .file("adapter_model.safetensors")
         .unwrap();
     assert_eq!(fs::read(file).unwrap(), weights());
+}
+
+/// Uploads a file to a hub that was told its answers, but for the one that says how to send it.
+fn upload(server: &Server, mode: &str, oid: Option<String>) -> Result<HubCommit, Error> {
+    let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(folder.path().join("a.txt"), "a").unwrap();
+    let mode = json!({"files": [{"path": "a.txt", "uploadMode": mode, "oid": oid}]});
+    let route = "/api/datasets/me/rows/preupload/main";
+    server.reply("POST", route, Reply::json(&mode));
+    let hub = Hub::new(cache.path()).with_endpoint(server.url());
+    let repo = hub.with_token(TOKEN).dataset("me/rows").unwrap();
+    repo.upload_folder(folder.path(), UploadOptions::default())
+}
+
+#[test]
+fn a_dataset_that_is_there_is_named_by_its_own_page() {
+    let server = Server::start();
+    let listing = Reply::json(&json!({"sha": "abc"}));
+    server.reply("GET", "/api/datasets/me/rows/revision/main", listing);
+    let there = upload(&server, "regular", Some(git_sha1(b"a"))).unwrap();
+    let url = format!("{}/datasets/me/rows/commit/abc", server.url());
+    assert_eq!((there.url, there.paths), (url, vec![]));
+}
+
+#[test]
+fn only_a_commit_has_an_effect() {
+    #[track_caller]
+    fn check(mode: &str, route: &str, reply: Reply, expected: Effect) {
+        let server = Server::start();
+        server.always("POST", route, reply);
+        let error = upload(&server, mode, None).unwrap_err();
+        assert_eq!(error.effect(), expected, "{error}");
+    }
+    let busy = || Reply::status(500).with_header("retry-after", "0");
+    let batch = "/datasets/me/rows.git/info/lfs/objects/batch";
+    check("lfs", batch, busy(), Effect::None);
+    let commit = "/api/datasets/me/rows/commit/main";
+    check("regular", commit, busy(), Effect::Unknown);
+    check("regular", commit, Reply::json(&json!({})), Effect::Accepted);
 }
 
 #[test]
