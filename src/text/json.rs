@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer};
 use serde::de::{self, DeserializeOwned, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, forward_to_deserialize_any};
@@ -90,6 +90,25 @@ impl Json {
             true => Ok(value),
             false => Err(reader.problem("Extra data", reader.at)),
         }
+    }
+
+    /// The value as another type, as if that were read from the text. What serde's readers of
+    /// JSON would not take, or take for something else, stays what it is to Python: `NaN`, and
+    /// whole numbers of up to 128 bits.
+    ///
+    /// ```
+    /// use tinker::text::{Json, Message};
+    ///
+    /// let text = r#"{"role": "user", "content": "Hi", "id": 36893488147419103232}"#;
+    /// let message: Message = Json::parse(text).and_then(Json::convert).unwrap();
+    /// assert_eq!(message.get("id").unwrap().to_string(), "36893488147419103232");
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the value, if it has another shape.
+    pub fn convert<T: DeserializeOwned>(self) -> Result<T, String> {
+        T::deserialize(Source(self)).map_err(|error| error.to_string())
     }
 
     /// The text, if the value is one.
@@ -468,7 +487,9 @@ impl<'a> Reader<'a> {
     }
 
     fn hex(&mut self) -> Result<u32, String> {
-        let digits = self.rest().get(..4);
+        // Python wants more of the text behind it, if only the closing quote.
+        let digits = self.rest().get(..4).filter(|_| self.rest().len() > 4);
+        let digits = digits.filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
         let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
         let code = code.ok_or_else(|| self.problem("Invalid \\uXXXX escape", self.at - 1))?;
         self.at += 4;
@@ -616,11 +637,6 @@ impl Whole {
     }
 }
 
-/// A value as another type, as if it were read from the text.
-pub(crate) fn from_json<T: DeserializeOwned>(value: Json) -> Result<T, String> {
-    T::deserialize(Source(value)).map_err(|error| error.to_string())
-}
-
 /// A value that is read into a type.
 struct Source(Json);
 
@@ -665,19 +681,27 @@ impl<'de> Deserializer<'de> for Source {
         visitor.visit_newtype_struct(self)
     }
 
-    /// Only enums whose variants are names: no row has another.
+    /// The name of a variant, or an object of the name and what belongs to it.
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Self::Error> {
-        let Json::String(text) = self.0 else {
-            let problem = format!("expected one of {}", variants.join(", "));
-            return Err(de::Error::custom(problem));
-        };
-        text.into_deserializer()
-            .deserialize_enum(name, variants, visitor)
+        match self.0 {
+            Json::String(text) => text
+                .into_deserializer()
+                .deserialize_enum(name, variants, visitor),
+            Json::Object(pairs) if pairs.len() == 1 => {
+                let pairs = pairs.into_iter().map(|(key, value)| (key, Source(value)));
+                MapAccessDeserializer::new(MapDeserializer::new(pairs))
+                    .deserialize_enum(name, variants, visitor)
+            }
+            _ => {
+                let problem = format!("expected one of {}", variants.join(", "));
+                Err(de::Error::custom(problem))
+            }
+        }
     }
 
     forward_to_deserialize_any! {
@@ -744,7 +768,7 @@ mod tests {
             let text = serde_json::to_string(&value).unwrap();
             assert_eq!(text, format!(r#"{{"a":[{number}]}}"#));
             assert_eq!(to_json(&value).unwrap(), value);
-            assert_eq!(from_json::<Json>(value.clone()).unwrap(), value);
+            assert_eq!(value.clone().convert::<Json>().unwrap(), value);
         }
         check("-9223372036854775808");
         check("18446744073709551615");
@@ -782,5 +806,39 @@ mod tests {
         );
         check(r#""\x""#, "Invalid \\escape: line 1 column 2 (char 1)");
         check("-", "Expecting value: line 1 column 1 (char 0)");
+        let escape = "Invalid \\uXXXX escape";
+        check(
+            r#""\u+123""#,
+            &format!("{escape}: line 1 column 3 (char 2)"),
+        );
+        check(
+            r#"["\u043b"#,
+            &format!("{escape}: line 1 column 4 (char 3)"),
+        );
+    }
+
+    #[test]
+    fn values_become_types() {
+        #[derive(Debug, PartialEq, Deserialize)]
+        enum Kind {
+            Plain,
+            Pair(u8, f64),
+            Named { a: Option<i128> },
+        }
+        #[track_caller]
+        fn check(text: &str, expected: &[Kind]) {
+            let kinds = Json::parse(text).and_then(Json::convert::<Vec<Kind>>);
+            assert_eq!(kinds.unwrap(), expected);
+        }
+        check(
+            r#"["Plain", {"Pair": [1, 2]}]"#,
+            &[Kind::Plain, Kind::Pair(1, 2.0)],
+        );
+        let great = 1 << 100;
+        check(
+            &format!(r#"[{{"Named": {{"a": {great}}}}}, {{"Named": {{"a": null}}}}]"#),
+            &[Kind::Named { a: Some(great) }, Kind::Named { a: None }],
+        );
+        assert!(Json::Null.convert::<Kind>().is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use tinker::text::data::{
     Comparison, Conversation, Datums, Judgement, KlEstimate, KlPenalty, Pair, Reader,
-    RenderOptions, Row, Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
+    RenderOptions, Row, Said, Text, Trajectory, TrajectoryGroup, Transition, trajectory_datums,
     without_constant_groups, without_mask,
 };
 use tinker::text::{DatumOptions, Example, Json, Message, Reduction, Renderer, TrainOnWhat};
@@ -231,6 +231,17 @@ fn rows_are_read_as_python_reads_them() {
         "{:?}",
         row.tools
     );
+    let said = |role| format!(r#"[{{"role": "{role}", "content": "Hi", "ids": [{numbers}]}}]"#);
+    let line = format!(
+        r#"{{"prompt": {}, "completion": {}}}"#,
+        said("user"),
+        said("assistant")
+    );
+    let Said::Messages(messages) = Pair::read(&line).unwrap().completion else {
+        panic!("messages were given")
+    };
+    let ids = messages[0].get("ids").unwrap().to_string();
+    assert_eq!(ids, format!("[{numbers}]"));
 }
 
 #[test]

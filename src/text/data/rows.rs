@@ -1,9 +1,9 @@
 //! The rows of data files, and the examples they become.
 
-use serde::de::DeserializeOwned;
+use serde::de::{self, DeserializeOwned};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::super::json::{Json, from_json};
+use super::super::json::Json;
 use super::super::message::Message;
 use super::super::renderers::{Renderer, TrainOnWhat};
 use super::example::{DatumOptions, Example, Reduction};
@@ -102,13 +102,26 @@ pub struct Pair {
 }
 
 /// Text or messages.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Said {
     /// Text.
     Text(String),
     /// Messages.
     Messages(Vec<Message>),
+}
+
+/// By hand: serde tries variants on a copy, which holds no whole numbers of more than 64 bits.
+impl<'de> Deserialize<'de> for Said {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Json::deserialize(deserializer)? {
+            Json::String(text) => Ok(Self::Text(text)),
+            list => list
+                .convert()
+                .map(Self::Messages)
+                .map_err(de::Error::custom),
+        }
+    }
 }
 
 impl Row for Pair {
@@ -365,7 +378,7 @@ impl Row for Judgement {
 
 /// Reads a line as Python's `json.loads` does, which takes `NaN` and keeps great numbers.
 fn parse<T: DeserializeOwned>(line: &str) -> Result<T> {
-    let row = Json::parse(line).and_then(from_json);
+    let row = Json::parse(line).and_then(Json::convert);
     row.map_err(|problem| Error::invalid("row", problem))
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
-use serde_json::Value;
+use tinker::text::data::Said;
 use tinker::text::{Json, Message};
 
 /// The lines of a file, one by one, that are not empty.
@@ -93,15 +93,16 @@ impl Conversation {
             #[serde(default)]
             prefill: Option<String>,
         }
-        let whole = match line.trim_start().starts_with('[') {
-            true => serde_json::from_str(line).map(|messages| Whole {
+        let whole = Json::parse(line).and_then(|json| match json.as_array() {
+            Some(_) => json.convert().map(|messages| Whole {
                 messages,
                 tools: None,
                 prefill: None,
             }),
-            false => serde_json::from_str(line),
-        };
+            None => json.convert(),
+        });
         let whole = whole
+            .map_err(anyhow::Error::msg)
             .context("not a conversation: {\"messages\": [{\"role\": …, \"content\": …}, …]}")?;
         Ok(Self {
             messages: whole.messages,
@@ -116,20 +117,20 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
     #[derive(Deserialize)]
     struct Pair {
         #[serde(default)]
-        prompt: Option<Value>,
-        chosen: Value,
-        rejected: Value,
+        prompt: Option<Said>,
+        chosen: Said,
+        rejected: Said,
     }
 
-    fn messages(prompt: Option<&Value>, answer: Value) -> anyhow::Result<Vec<Message>> {
+    fn messages(prompt: Option<&Said>, answer: Said) -> anyhow::Result<Vec<Message>> {
         let mut all: Vec<Message> = match prompt {
             None => Vec::new(),
-            Some(Value::String(text)) => vec![Message::user(text)],
-            Some(list) => serde_json::from_value(list.clone())?,
+            Some(Said::Text(text)) => vec![Message::user(text)],
+            Some(Said::Messages(list)) => list.clone(),
         };
         match answer {
-            Value::String(text) => all.push(Message::assistant(&text)),
-            list => all.extend(serde_json::from_value::<Vec<Message>>(list)?),
+            Said::Text(text) => all.push(Message::assistant(&text)),
+            Said::Messages(list) => all.extend(list),
         }
         if all.len() < 2 {
             bail!("a pair needs a prompt and an answer");
@@ -141,10 +142,46 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
     for line in Lines::open(file)? {
         let (number, line) = line?;
         let place = || format!("{}, line {number}", file.display());
-        let pair: Pair = serde_json::from_str(&line).with_context(place)?;
+        let pair = Json::parse(&line).and_then(Json::convert::<Pair>);
+        let pair = pair.map_err(anyhow::Error::msg).with_context(place)?;
         let prompt = pair.prompt.as_ref();
         let chosen = messages(prompt, pair.chosen).with_context(place)?;
         pairs.push((chosen, messages(prompt, pair.rejected).with_context(place)?));
     }
     Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call whose arguments are a value, with keys out of order and a number of more than 64 bits.
+    const CALLED: &str = r#"[{"role": "assistant", "content": "", "tool_calls": [{"function":
+        {"name": "f", "arguments": {"b": 36893488147419103232, "a": NaN}}}]}]"#;
+    const WRITTEN: &str = r#"{"b": 36893488147419103232, "a": NaN}"#;
+
+    fn arguments(messages: &[Message]) -> String {
+        let calls = messages.last().unwrap().tool_calls().unwrap();
+        calls[0].arguments.clone()
+    }
+
+    #[test]
+    fn conversations_keep_what_python_reads() {
+        let called = CALLED.replace('\n', "");
+        for line in [called.clone(), format!("{{\"messages\": {called}}}")] {
+            let conversation = Conversation::parse(&line).unwrap();
+            assert_eq!(arguments(&conversation.messages), WRITTEN);
+        }
+    }
+
+    #[test]
+    fn pairs_keep_what_python_reads() {
+        let called = CALLED.replace('\n', "");
+        let line = format!(r#"{{"prompt": "Hi", "chosen": {called}, "rejected": "No."}}"#);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), line).unwrap();
+        let pairs = read_pairs(file.path()).unwrap();
+        assert_eq!(arguments(&pairs[0].0), WRITTEN);
+        assert_eq!(pairs[0].1, [Message::user("Hi"), Message::assistant("No.")]);
+    }
 }
