@@ -101,8 +101,12 @@ fn is_sequence(value: &Value) -> bool {
     is_iterable(value) && (value.is_undefined() || value.len().is_some())
 }
 
-/// What `{% for %}` goes through: Python refuses `None` there.
+/// What `{% for %}` goes through: Python refuses `None` there. A text has a length to Python, so
+/// that its loop knows which character is the last; minijinja's does not.
 fn iterable(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.chars().map(Value::from).collect());
+    }
     match is_iterable(&value) {
         true => Ok(value),
         false => Err(refusal(format!(

@@ -434,6 +434,7 @@ impl<'a> Reader<'a> {
                     let power = self.operand();
                     out.push_str(&power);
                 }
+                "is" => self.test(&mut out),
                 // Texts side by side are one.
                 _ if is_text(token) && is_text(self.tokens[self.at - 1]) => {
                     self.copy_to(index + 1, &mut out);
@@ -442,6 +443,25 @@ impl<'a> Reader<'a> {
             }
         }
         out
+    }
+
+    /// `is name`, `is not name(arguments)` or `is name argument`.
+    fn test(&mut self, out: &mut String) {
+        for word in ["is", "not"] {
+            if let Some((index, _)) = self.peek_code().filter(|(_, token)| *token == word) {
+                self.copy_to(index + 1, out);
+            }
+        }
+        // `none` and `in` are names of tests, whatever else they are.
+        if let Some((name, _)) = self.peek_code() {
+            self.copy_to(name + 1, out);
+        }
+        let starts = |(_, token): &(usize, &str)| *token != "(" && is_operand(token);
+        if let Some((index, _)) = self.peek_code().filter(starts) {
+            self.copy_to(index, out);
+            let argument = self.operand();
+            out.push_str(&argument);
+        }
     }
 
     fn brackets(&mut self, out: &mut String) {
@@ -728,6 +748,23 @@ mod tests {
             "{{ __concat(-a, __times(b, 2|c), 'd') == e }}",
         );
         check("{{ a ~ }}", "{{ a ~ }}");
+    }
+
+    #[test]
+    fn tests_bind_closer_than_what_is_rewritten() {
+        check(
+            "{{ a ~ b is not none ~ 'c' }}",
+            "{{ __concat(a, b is not none, 'c') }}",
+        );
+        check(
+            "{% if a is in [b % 2] and c * d is eq e[1:] %}",
+            "{% if a is in [__modulo(b, 2)] and __times(c, d is eq __slice(e, 1, none)) %}",
+        );
+        check(
+            "{{ x if a is divisibleby(3) * 2 else b is string }}",
+            "{{ x if __times(a is divisibleby(3), 2) else b is string }}",
+        );
+        check("{{ a is }}", "{{ a is }}");
     }
 
     #[test]
