@@ -219,7 +219,7 @@ fn config(gguf: &Gguf, tokens: &[String]) -> TokenizerConfig {
     TokenizerConfig {
         special_tokens,
         chat_templates,
-        extra_special_tokens: Vec::new(),
+        ..TokenizerConfig::default()
     }
 }
 #[cfg(test)]
