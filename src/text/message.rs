@@ -212,7 +212,8 @@ impl Message {
             );
             let thinking = self.thinking();
             for name in REASONING {
-                if !thinking.is_empty() && self.get(name).is_none() {
+                let given = self.get(name).is_some_and(|value| *value != Json::Null);
+                if !thinking.is_empty() && !given {
                     let thinking = Json::from(thinking.as_str());
                     set(&mut message.fields, name.to_owned(), thinking);
                 }
@@ -238,11 +239,7 @@ impl Message {
             Some(Json::String(text)) => Ok(Some(text.clone())),
             Some(_) => Err(bad(field, "must be text")),
         };
-        let trainable = match self.get("trainable") {
-            None | Some(Json::Null) => None,
-            Some(Json::Bool(value)) => Some(*value),
-            Some(_) => return Err(bad("trainable", "must be true or false")),
-        };
+        let trainable = self.trainable()?;
         let mut content = self.content()?;
         if let Some(thinking) = text("reasoning_content")?.filter(|text| !text.is_empty()) {
             let mut parts = vec![Part::Thinking(thinking)];
@@ -258,6 +255,15 @@ impl Message {
             trainable,
             tokens: self.tokens.clone(),
         })
+    }
+
+    /// Whether this message is trained on, if it says so.
+    pub(super) fn trainable(&self) -> Result<Option<bool>> {
+        match self.get("trainable") {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::Bool(value)) => Ok(Some(*value)),
+            Some(_) => Err(bad("trainable", "must be true or false")),
+        }
     }
 
     fn content(&self) -> Result<Content> {

@@ -435,6 +435,40 @@ mod template {
     }
 
     #[test]
+    fn what_is_trained_on_is_said_where_it_counts() {
+        let renderer = Renderer::from_template(&tokenizer(PLAIN)).unwrap();
+        #[track_caller]
+        fn check(renderer: &Renderer, messages: &[Message], what: TrainOnWhat, problem: &str) {
+            let one = renderer.example(messages, what).unwrap_err().to_string();
+            let each = renderer.supervised(messages, what).unwrap_err();
+            assert!(one.starts_with(problem), "{one}");
+            assert_eq!(each.to_string(), one);
+        }
+        let mut messages = conversation();
+        let (custom, all) = (TrainOnWhat::Customized, TrainOnWhat::AllAssistantMessages);
+        check(
+            &renderer,
+            &messages,
+            custom,
+            "invalid messages[0].trainable: must be given",
+        );
+        messages[1] = Message::assistant("sat").with_trainable(true);
+        check(
+            &renderer,
+            &messages,
+            all,
+            "invalid messages[1].trainable: only counts",
+        );
+        messages[1] = Message::assistant("sat").with("trainable", 1);
+        check(
+            &renderer,
+            &messages,
+            custom,
+            "invalid messages[1].trainable: must be true or false",
+        );
+    }
+
+    #[test]
     fn a_template_that_rewrites_the_past_is_refused() {
         let counting = format!("{{% for m in messages %}}the {{% endfor %}}{PLAIN}");
         let renderer = Renderer::from_template(&tokenizer(&counting)).unwrap();
@@ -607,12 +641,14 @@ mod template {
             let given = renderer.generation_prompt(&messages[..messages.len() - 1]);
             let given = given.unwrap().to_ints().unwrap();
             let decode = |ids: &[i32]| renderer.tokenizer().decode(ids).unwrap();
-            let (given, said) = (decode(&given), ids.len() - example.loss_tokens());
-            assert_eq!(decode(&ids[..said]), given, "{template}");
-            assert_eq!(decode(&ids[said..]), trained, "{template}");
+            let said = example.weights().iter().position(|weight| *weight > 0.0);
+            let (before, said) = ids.split_at(said.unwrap());
+            assert_eq!(decode(before), decode(&given), "{template}");
+            let said = decode(&said[..example.loss_tokens()]);
+            assert_eq!(said, trained, "{template}");
         }
         for messages in [&short[..], &system, &tools] {
-            let said = "<think>\n\n</think>\n\nHello.<|im_end|>\n";
+            let said = "<think>\n\n</think>\n\nHello.<|im_end|>";
             check("Qwen3.5-4B", messages, &said[8..]);
             check("GLM-4.6", messages, "\n<think></think>\nHello.");
             // This one writes another block for a call once its results are there.
@@ -661,6 +697,15 @@ mod template {
         );
         let call = &CALL.replacen('\n', "", 1);
         check(QWEN, call, CALL);
+        // Thinking is not lost where a file says that there is none beside the content.
+        let renderer = renderer(QWEN);
+        let message = Message::assistant("Hello.").with_thinking("hm");
+        let message = message.with("reasoning_content", Json::Null);
+        let prompt = [Message::user("Hi"), message];
+        let example = renderer.example(&prompt, TrainOnWhat::AllAssistantMessages);
+        let ids = example.unwrap().input().to_ints().unwrap();
+        let text = renderer.tokenizer().decode(&ids).unwrap();
+        assert!(text.contains(thinking), "{text}");
         let xml = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n\
                    </tool_call><|im_end|>";
         check(

@@ -32,7 +32,7 @@ impl<'a> Conversation<'a> {
         let turns = self.turns(messages)?;
         let survey = self.family.survey(&turns);
         if !self.family.facts().free_flags {
-            check_flags(&turns, what)?;
+            check_flags(turns.iter().map(|turn| turn.trainable), what)?;
         }
         match self.family.split(&turns) {
             Split::Whole => {

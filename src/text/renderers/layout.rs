@@ -324,7 +324,8 @@ impl<'a> Encoder<'a> {
         let tokens = self.text(true, format!("{header}{output}"))?;
         let mut cut = 0;
         let wanted = header.chars().count();
-        while cut < tokens.len() && self.codec.decode(&tokens[..cut])?.chars().count() < wanted {
+        let length = |tokens| Ok(self.codec.tokenizer.decode_exact(tokens)?.chars().count());
+        while cut < tokens.len() && length(&tokens[..cut])? < wanted {
             cut += 1;
         }
         Ok((tokens[..cut].to_vec(), tokens[cut..].to_vec()))
@@ -439,7 +440,7 @@ impl<'a> Layout<'a> {
             return Err(Error::invalid("messages", "must not be empty"));
         }
         if !as_produced && !self.family.facts().free_flags {
-            check_flags(turns, what)?;
+            check_flags(turns.iter().map(|turn| turn.trainable), what)?;
         }
         let start = self.family.turn_start(&turns[..turns.len() - 1]);
         let mut sequence = Sequence::default();
@@ -549,7 +550,7 @@ impl<'a> Layout<'a> {
 
     fn is_closed(&self, tokens: &[i32], facts: Facts) -> Result<bool> {
         if facts.stop_is_text {
-            let text = self.encoder.codec.decode(tokens)?;
+            let text = self.encoder.codec.tokenizer.decode_exact(tokens)?;
             return Ok(facts.stop.iter().any(|stop| text.ends_with(stop)));
         }
         let Some(last) = tokens.last() else {
@@ -612,12 +613,14 @@ fn drop_shared(sequence: &Sequence, header: &mut Vec<i32>, previous: Option<&Tur
     }
 }
 
-pub(super) fn check_flags(turns: &[Turn], what: TrainOnWhat) -> Result<()> {
+/// Refuses messages that say what is trained on where it does not count, or do not where it does.
+pub(super) fn check_flags(
+    flags: impl IntoIterator<Item = Option<bool>>,
+    what: TrainOnWhat,
+) -> Result<()> {
     let custom = what == TrainOnWhat::Customized;
-    let wrong = turns
-        .iter()
-        .position(|turn| turn.trainable.is_some() != custom);
-    let Some(index) = wrong else {
+    let mut flags = flags.into_iter();
+    let Some(index) = flags.position(|flag| flag.is_some() != custom) else {
         return Ok(());
     };
     let problem = match custom {

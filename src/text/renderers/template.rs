@@ -11,7 +11,7 @@ use super::super::data::Example;
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Message, ToolCall};
 use super::super::tokenizer::Tokenizer;
-use super::layout::Codec;
+use super::layout::{Codec, check_flags};
 use super::qwen3::blocks;
 use super::reply::{Reply, until_stop};
 use super::{Parsed, Termination, TrainOnWhat};
@@ -172,6 +172,7 @@ impl Template {
         messages: &[Message],
         what: TrainOnWhat,
     ) -> Result<Vec<Example>> {
+        check(messages, what)?;
         let messages = &self.shaped(messages)[..];
         let user = messages
             .iter()
@@ -233,6 +234,7 @@ impl Template {
         messages: &[Message],
         what: TrainOnWhat,
     ) -> Result<Example> {
+        check(messages, what)?;
         let messages = &self.shaped(messages)[..];
         self.by_prefix(codec, tools, messages, what)
             .or_else(|problem| self.by_spans(codec, tools, messages, what, problem))
@@ -319,15 +321,17 @@ impl Template {
                 .and_then(|rest| rest.strip_prefix(header))
                 .ok_or_else(|| not_a_prefix(index))?;
             let encode = |text: &str| codec.tokenizer.encode_plain(text);
-            let mut pieces = vec![(encode(header)?, given)];
-            match self.sampled(codec, message)? {
-                Some(tokens) => {
-                    pieces.push((tokens, trained));
-                    pieces.push((encode(self.turn(said).1)?, given));
-                }
-                None => pieces.push((encode(said)?, trained)),
-            }
-            for (tokens, weight) in pieces {
+            // The model's turn ends with its stop: what follows is never sampled.
+            let (said, rest) = match assistant {
+                true => self.turn(said),
+                false => (said, ""),
+            };
+            let said = match self.sampled(codec, message)? {
+                Some(tokens) => tokens,
+                None => encode(said)?,
+            };
+            let header = encode(header)?;
+            for (tokens, weight) in [(header, given), (said, trained), (encode(rest)?, given)] {
                 if !tokens.is_empty() {
                     weights.resize(weights.len() + tokens.len(), weight);
                     chunks.push(Chunk::tokens(tokens));
@@ -361,6 +365,16 @@ fn takes_values(tokenizer: &Tokenizer) -> bool {
     let probe = [Message::user("a"), called.for_template(true)];
     let text = tokenizer.render_chat(&probe, &ChatOptions::transcript());
     text.is_ok_and(|text| !text.contains("{'a': 1}"))
+}
+
+/// Whether messages say what is trained on, where that counts and only there.
+fn check(messages: &[Message], what: TrainOnWhat) -> Result<()> {
+    let flag = |(index, message): (usize, &Message)| {
+        let flag = message.trainable();
+        flag.map_err(|error| error.within(&format!("messages[{index}]")))
+    };
+    let flags = messages.iter().enumerate().map(flag);
+    check_flags(flags.collect::<Result<Vec<_>>>()?, what)
 }
 
 fn with_tools(options: ChatOptions, tools: &[Json]) -> Result<ChatOptions> {
