@@ -326,6 +326,31 @@ fn a_conversation_without_an_answer_is_a_problem() {
 }
 
 #[test]
+fn images_and_silent_tools_are_no_problem() {
+    let (desk, _, _) = scene("qwen3");
+    let image = json!({"type": "image", "image": "data:image/png;base64,iVBO",
+        "expected_tokens": 5});
+    let calls = json!([{"function": {"name": "f", "arguments": "{}"}}]);
+    let seen = json!({"messages": [{"role": "user", "content": [image]},
+        {"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "A cat."}]});
+    fs::write(desk.path().join("seen.jsonl"), format!("{seen}\n")).unwrap();
+    let layout = [
+        "--renderer",
+        "qwen3_vl_instruct",
+        "--tokenizer",
+        "tokenizer",
+    ];
+    let run =
+        |command: &str| desk.run(&[&["data", command], &layout[..], &["seen.jsonl"]].concat());
+    assert_eq!(run("check").ok(), "1 conversations, no problem\n");
+    let view = run("view").ok();
+    let expected = "<|vision_start|>[image of 5 tokens]<|vision_end|>";
+    assert!(view.contains(expected), "{view}");
+    assert!(view.contains("</tool_call><|im_end|>⟧"), "{view}");
+}
+
+#[test]
 fn files_are_read_as_they_come_and_blamed_by_line() {
     let desk = Desk::bare();
     let good = json!({"messages": [{"role": "user", "content": "the cat"},

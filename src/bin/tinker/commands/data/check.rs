@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use tinker::text::{Renderer, TrainOnWhat};
+use tinker::text::{Json, Message, Renderer, TrainOnWhat};
 
 use super::Layout;
 use super::lines::{Conversation, Lines};
@@ -74,8 +74,8 @@ impl Check {
         let mut problems = Vec::new();
         let messages = &conversation.messages;
         for (index, message) in messages.iter().enumerate() {
-            let calls = message.tool_calls().is_ok_and(|calls| !calls.is_empty());
-            if message.text().trim().is_empty() && message.thinking().is_empty() && !calls {
+            // Tools may well return nothing.
+            if matches!(message.role(), "user" | "assistant") && is_empty(message) {
                 problems.push(format!(
                     "message {} ({}) is empty",
                     index + 1,
@@ -104,6 +104,18 @@ impl Check {
         }
         problems
     }
+}
+
+/// Whether a message says, shows and calls nothing.
+fn is_empty(message: &Message) -> bool {
+    let is_other = |part: &Json| {
+        let kind = part.get("type").and_then(Json::as_str);
+        !matches!(kind, Some("text" | "thinking"))
+    };
+    let parts = message.get("content").and_then(Json::as_array);
+    let shows = parts.is_some_and(|parts| parts.iter().any(is_other));
+    let calls = message.tool_calls().is_ok_and(|calls| !calls.is_empty());
+    message.text().trim().is_empty() && message.thinking().is_empty() && !calls && !shows
 }
 
 fn present(context: &mut Context, report: &Report) -> anyhow::Result<()> {

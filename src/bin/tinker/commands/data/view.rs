@@ -7,6 +7,7 @@ use console::style;
 use serde::Serialize;
 use tinker::text::data::Example;
 use tinker::text::{Renderer, TrainOnWhat};
+use tinker::types::Chunk;
 
 use super::Layout;
 use super::lines::{Conversation, Lines};
@@ -138,28 +139,35 @@ pub(crate) fn nothing_to_learn(what: TrainOnWhat) -> String {
 
 /// An example's text; what carries loss is green, or in brackets where there are no colours.
 fn show(context: &mut Context, renderer: &Renderer, example: &Example) -> anyhow::Result<()> {
-    let ids = example.input().to_ints()?;
+    // Whether each place carries loss, and its token; an image has none.
+    let mut places = Vec::new();
+    for chunk in example.input().chunks() {
+        match chunk {
+            Chunk::EncodedText(said) => places.extend(said.tokens.iter().copied().map(Some)),
+            image => places.resize(places.len() + image.length()?, None),
+        }
+    }
+    let carries = example.weights().iter().map(|weight| *weight != 0.0);
+    let places: Vec<(bool, Option<i32>)> = carries.zip(places).collect();
     let mut text = String::new();
-    let mut start = 0;
-    while start < ids.len() {
-        let carries = |index: usize| example.weights()[index] != 0.0;
-        let is_loss = carries(start);
-        let end = (start..ids.len()).find(|index| carries(*index) != is_loss);
-        let end = end.unwrap_or(ids.len());
-        let piece = renderer.tokenizer().decode(&ids[start..end])?;
-        match (is_loss, terminal::colours()) {
+    for run in places.chunk_by(|one, next| one.0 == next.0 && one.1.is_some() == next.1.is_some()) {
+        let tokens: Vec<i32> = run.iter().filter_map(|(_, token)| *token).collect();
+        let piece = match tokens.is_empty() {
+            true => format!("[image of {} tokens]", run.len()),
+            false => renderer.tokenizer().decode(&tokens)?,
+        };
+        match (run[0].0, terminal::colours()) {
             (false, true) => text.push_str(&style(piece).dim().to_string()),
             (true, true) => text.push_str(&style(piece).green().to_string()),
             (true, false) => text.push_str(&format!("⟦{piece}⟧")),
             (false, false) => text.push_str(&piece),
         }
-        start = end;
     }
     context.out.line(&text)?;
-    let loss = example.loss_tokens();
+    let (all, loss) = (places.len(), example.loss_tokens());
     context
         .out
-        .line(&format!("({} tokens, {loss} with loss)\n", ids.len()))
+        .line(&format!("({all} tokens, {loss} with loss)\n"))
 }
 
 fn present(context: &mut Context, figures: &Figures) -> anyhow::Result<()> {
