@@ -408,6 +408,10 @@ fn a_deleted_checkpoint_is_not_picked_any_more() {
         browser.value("document.querySelectorAll('td input:checked').length"),
         2
     );
+    // Whoever deletes it.
+    service.rest().delete_checkpoint(paths[2].as_str()).unwrap();
+    browser.wait("document.querySelectorAll('td input').length === 1");
+    browser.wait(&format!("{compare}.hidden"));
 }
 
 fn on_a_phone_and_in_the_dark(browser: &Browser) {

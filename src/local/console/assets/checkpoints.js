@@ -15,7 +15,9 @@ export function open({ world }) {
     h("thead", {}, h("tr", {}, h("th", { scope: "col", "aria-label": "Pick two to compare" }), h("th", { scope: "col" }, "Checkpoint"), h("th", { scope: "col", class: "num phone-less" }, "Size"), h("th", { scope: "col", class: "num phone-less" }, "Saved"), h("th", { scope: "col", class: "num phone-less" }, "Expires"), h("th", { scope: "col" }, h("span", { class: "quiet" }, "Actions")))), body)));
   const picked = [];
   let list = null;
-  let saved = world.server?.figures.checkpoints;
+  // The server counts what it saves, and the requests by which others delete and change.
+  const touched = (figures) => figures.requests.filter((one) => one.method !== "GET" && one.path.includes("checkpoint")).reduce((sum, one) => sum + one.count, figures.checkpoints);
+  let seen = world.server && touched(world.server.figures);
 
   const question = latest(() => get("checkpoints", { limit: 1000 }));
   async function load() {
@@ -89,7 +91,6 @@ export function open({ world }) {
   return {
     title: "Checkpoints",
     nodes: [h("div", { class: "row" }, h("h1", {}, "Checkpoints"), total, h("span", { class: "grow" }), compare, kind, filter), note, table],
-    // The server counts what it saves.
-    hear: (kind, news) => { if (kind === "server" && news.figures.checkpoints !== saved) { saved = news.figures.checkpoints; load(); } },
+    hear: (kind, news) => { if (kind === "server" && touched(news.figures) !== seen) { seen = touched(news.figures); load(); } },
   };
 }
