@@ -55,6 +55,7 @@ impl<D: Dataset> Dataset for SoftTargets<D> {
     }
 
     fn batch(&self, epoch: usize, index: usize) -> Result<Vec<Datum>> {
+        check_k(self.k)?;
         let data = self.data.batch(epoch, index)?;
         let prompts = data.iter().map(full_sequence).collect::<Result<Vec<_>>>()?;
         let likeliest = likeliest(&self.teacher, prompts, self.k)?;

@@ -128,6 +128,10 @@ impl Stage<'_> {
         let mut tallies = Vec::new();
         for (group, builder) in groups.iter().enumerate() {
             let envs = guarded("making environments", || builder.envs());
+            let envs = envs.and_then(|envs| match envs.is_empty() {
+                true => Err(Error::invalid("envs", "a group must have at least one")),
+                false => Ok(envs),
+            });
             let tally = match (envs, self.policy) {
                 (Ok(envs), _) => Tally::of(group, envs, &tasks),
                 (Err(error), FailurePolicy::FailFast) => return Err(error),

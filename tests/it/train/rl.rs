@@ -14,7 +14,7 @@ use tinker::train::rl::{
     Env, EnvBatches, EnvGroup, FailurePolicy, Grade, Limits, Observation, Problem, Rl,
     SelfDistillation, Step,
 };
-use tinker::train::{Batches, Existing, Model, Run, RunReader, SoftTargets, Supervised};
+use tinker::train::{Batches, Dataset, Existing, Model, Run, RunReader, SoftTargets, Supervised};
 use tinker::types::{SampledSequence, SamplingParams, Stop};
 use tinker::{Datum, LoraConfig, LossFn, ModelInput, Result, ServiceClient};
 
@@ -219,6 +219,26 @@ fn answers_without_a_limit_take_what_the_model_has_room_for() {
 }
 
 #[test]
+fn a_group_without_episodes_is_a_mistake() {
+    let run = |policy: FailurePolicy| {
+        trained(|service, run| {
+            let name = local::base_model(service);
+            let tokenizer = service.create_sampling_client(name.as_str())?.tokenizer()?;
+            let problem = Problem::without_reward(&tokenizer, tokenizer.encode("word:")?);
+            let group = problem.with_group_size(0).into_group();
+            let rl = Rl::new(model(service), 4).with_failures(policy);
+            rl.train(service, run, &EnvBatches::new([group], 1))
+                .map(drop)
+        })
+    };
+    let error = run(FailurePolicy::FailFast).unwrap_err().to_string();
+    assert!(error.contains("envs"), "{error}");
+    let (_, run) = run(FailurePolicy::Retry(1)).unwrap();
+    let skipped = run.metrics[0].number("rollout_errors/groups_skipped");
+    assert_eq!(skipped, Some(1.0));
+}
+
+#[test]
 fn limits_end_episodes() {
     let run = trained(|service, run| {
         let group = |_| Arc::new(Talks(Arc::default())) as Arc<dyn EnvGroup>;
@@ -388,6 +408,11 @@ fn soft_targets_are_learned() {
                 .join()?;
         }
         let teacher = taught.save_weights_and_get_sampling_client()?;
+        for k in [0, 21] {
+            let soft = SoftTargets::new(Batches::new(data.clone(), 4)?, teacher.clone());
+            let error = soft.with_k(k).batch(0, 0).unwrap_err().to_string();
+            assert!(error.contains("from 1 to 20"), "{k}: {error}");
+        }
         let soft = SoftTargets::new(Batches::new(data, 4)?, teacher).with_k(5);
         let settings = Supervised::new(model(service))
             .with_learning_rate(5e-3)
