@@ -273,10 +273,11 @@ fn a_checkpoint_that_cannot_be_saved_on_ctrl_c_is_told_of() {
     let server = LocalServer::builder().start().unwrap();
     let desk = Desk::at(&server.base_url());
     write(&desk, "rl.jsonl", &[json!({"prompt": "2+2"})]);
-    let grader = "command=mkdir -p run/checkpoints.jsonl; kill -INT $PPID; echo 0";
+    let grader = "command=mkdir run/checkpoints.jsonl 2>&- && kill -INT $PPID; echo 0";
     let args = ["train", "rl", "rl.jsonl", "-o", "run", "--grader", grader];
+    let endless = ["--epochs", "1000000", "--save-every", "0"];
     let answers = ["--max-tokens", "4", "--group-size", "1"];
-    let said = desk.run(&[&args[..], &answers, &COMMON[..]].concat());
+    let said = desk.run(&[&args[..], &endless, &answers, &COMMON[..]].concat());
     assert!(said.stderr.contains("checkpoints.jsonl"), "{said:?}");
     assert!(said.stderr.contains("Saving a checkpoint"), "{said:?}");
     assert_eq!(said.exit, Some(130), "{said:?}");
