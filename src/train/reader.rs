@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::fault;
 use super::record::CheckpointRecord;
-use super::row::Row;
+use super::row::{Row, lenient};
 use crate::{Error, Result};
 
 /// What a run is of, by its configuration.
@@ -96,7 +96,7 @@ impl RunReader {
         let records = rows(&path.join("checkpoints.jsonl"))?;
         let metrics = path.join("metrics.jsonl");
         Ok(Self {
-            config: serde_json::from_slice(&config).unwrap_or_default(),
+            config: lenient(&String::from_utf8_lossy(&config)).unwrap_or_default(),
             metrics: rows(&metrics)?,
             checkpoints: records
                 .into_iter()

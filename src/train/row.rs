@@ -274,7 +274,7 @@ impl Row {
     ///
     /// [`Error::Invalid`] if it is not one JSON object.
     pub fn parse(line: &str) -> Result<Self> {
-        let strict = without_literals(line);
+        let strict = without_literals(line, 1);
         serde_json::from_str(&strict).map_err(|error| Error::invalid("row", error.to_string()))
     }
 }
@@ -323,8 +323,13 @@ fn not_a_number(text: &str) -> Option<f64> {
     }
 }
 
-/// The line with Python's literals as marked texts at the top level, as null below it.
-fn without_literals(line: &str) -> String {
+/// JSON as Python writes it; what JSON has no word for is null.
+pub(super) fn lenient(text: &str) -> Option<Json> {
+    serde_json::from_str(&without_literals(text, -1)).ok()
+}
+
+/// The text with Python's literals as marked texts at one level, as null at others.
+fn without_literals(line: &str, marked: i32) -> String {
     if !(line.contains("NaN") || line.contains("Infinity")) {
         return line.to_owned();
     }
@@ -341,9 +346,11 @@ fn without_literals(line: &str) -> String {
                 text.len()
             }
             (_, Some(literal)) => {
-                match depth {
-                    1 => strict.extend(['"', MARK].into_iter().chain(literal.chars()).chain(['"'])),
-                    _ => strict += "null",
+                match depth == marked {
+                    true => {
+                        strict.extend(['"', MARK].into_iter().chain(literal.chars()).chain(['"']))
+                    }
+                    false => strict += "null",
                 }
                 literal.len()
             }

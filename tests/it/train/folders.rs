@@ -54,6 +54,18 @@ fn their_rows_are_written_as_they_were_read() {
     }
 }
 
+/// Python writes numbers into its settings that JSON does not have.
+#[test]
+fn settings_without_bounds_are_read() {
+    let root = tempfile::tempdir().unwrap();
+    let config =
+        r#"{"loss_fn": "ppo", "timeout": Infinity, "deep": [{"x": NaN}], "model_name": "m NaN"}"#;
+    std::fs::write(root.path().join("config.json"), config).unwrap();
+    let run = RunReader::open(root.path()).unwrap();
+    assert_eq!((run.kind(), run.model()), (RunKind::Rl, Some("m NaN")));
+    assert!(run.config["timeout"].is_null() && run.config["deep"][0]["x"].is_null());
+}
+
 /// A run that came to its end and was given more to do is under way again.
 #[test]
 fn a_run_that_goes_on_after_its_end_is_running() {
