@@ -8,6 +8,7 @@ pub(crate) mod dialect;
 pub(crate) mod forward_backward;
 pub(crate) mod handle;
 mod le;
+mod lenient;
 pub(crate) mod output;
 pub(crate) mod proto;
 pub(crate) mod query;

@@ -1,13 +1,14 @@
 //! What the service answers to JSON requests, read leniently.
 //!
-//! Unknown keys are ignored and missing optional ones take their default; a wrong type, a missing
-//! required field or a wrong constant `type` is an error. The embedded server writes the same
+//! Unknown keys are ignored, missing optional ones take their default, and a number may be spelt as
+//! text; a wrong type, a missing required field or a wrong constant `type` is an error. The embedded server writes the same
 //! structs.
 
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use super::lenient::Lenient;
 use crate::error::{Context, Error, ErrorCategory, Result};
 
 /// Reads a JSON answer, whatever its content type says.
@@ -16,7 +17,14 @@ use crate::error::{Context, Error, ErrorCategory, Result};
 ///
 /// [`Error::Reply`] if it is not JSON or does not have the expected shape.
 pub(crate) fn decode_json<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(malformed)
+    serde_json::from_slice(body).or_else(|error| {
+        // What is wrong is said of the answer as it is.
+        let again = || T::deserialize(Lenient(serde_json::from_slice(body).ok()?)).ok();
+        match error.is_data() {
+            true => again().ok_or_else(|| malformed(error)),
+            false => Err(malformed(error)),
+        }
+    })
 }
 
 fn malformed(error: serde_json::Error) -> Error {
