@@ -262,8 +262,13 @@ fn every_kind_keeps_lines_for_evaluation_and_refuses_what_it_does_not_heed() {
         let (option, _) = senseless.split_once('=').unwrap();
         assert!(refused.contains(option), "{kind}: {refused}");
     }
-    let many = ["--overwrite", "--epochs=18446744073709551615"];
-    train("sft", &[&many[..], &["--max-steps=1"]].concat()).ok();
+    let many = [
+        "--overwrite",
+        "--epochs=18446744073709551615",
+        "--max-steps=1",
+    ];
+    train("sft", &many).ok();
+    train("rl", &[&many[..], &answers].concat()).ok();
 }
 
 /// Whoever was told that a checkpoint is being saved is told that it was not.

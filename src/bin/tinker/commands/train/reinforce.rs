@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tinker::text::Message;
 use tinker::text::data::KlPenalty;
-use tinker::train::rl::{Answer, EnvBatches, EnvGroup, Grade, Problem, Rl};
+use tinker::train::rl::{Answer, EnvBatches, EnvDataset, EnvGroup, Grade, Problem, Rl};
 use tinker::train::{Report, SavePolicy};
 
 use super::{Desk, missing};
@@ -88,12 +88,33 @@ fn run(desk: &mut Desk, mut rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::R
         let size = test.len();
         rl = rl.with_test(EnvBatches::new(test, size));
     }
-    let epochs = desk.settings.epochs.unwrap_or(1);
-    let all = (0..epochs).flat_map(|_| groups.iter().cloned());
     let size = desk.settings.batch_size.unwrap_or(32.min(groups.len()));
-    let data = EnvBatches::new(all, size);
+    let data = Epochs {
+        groups,
+        epochs: desk.settings.epochs.unwrap_or(1),
+        size: size.max(1),
+    };
     let (service, run) = desk.begin()?;
     Ok(rl.train(service, run, &data)?)
+}
+
+/// Groups as often as wished, one time after the other; a last batch that is not full is left out.
+struct Epochs {
+    groups: Vec<Arc<dyn EnvGroup>>,
+    epochs: usize,
+    size: usize,
+}
+
+impl EnvDataset for Epochs {
+    fn batches(&self) -> usize {
+        self.groups.len().saturating_mul(self.epochs) / self.size
+    }
+
+    fn batch(&self, index: usize) -> anyhow::Result<Vec<Arc<dyn EnvGroup>>> {
+        let places = index * self.size..(index + 1) * self.size;
+        let group = |place: usize| self.groups[place % self.groups.len()].clone();
+        Ok(places.map(group).collect())
+    }
 }
 
 type Make<'a> =
