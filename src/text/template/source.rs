@@ -8,6 +8,7 @@
 //! - macros that use `varargs` or `kwargs` become ordinary ones behind an adapter;
 //! - parameters whose default names another one are given it within the macro;
 //! - macros read the namespaces they assign to, which else stay outside of them;
+//! - what is set within a filter block or the block of a `set` stays there;
 //! - the line break after `{% raw %}` is doubled, because `minijinja` takes one away.
 
 /// Names no template uses.
@@ -37,11 +38,19 @@ pub(super) fn rewrite(source: &str) -> String {
         match first {
             Some("generation") if is_tag => {
                 let body = body.replacen("generation", &format!("filter {GENERATION}"), 1);
-                push_all(&mut out, &[open, &body, close]);
+                push_all(&mut out, &[open, &body, SCOPE, close]);
             }
             Some("endgeneration") if is_tag => {
-                let body = body.replacen("endgeneration", "endfilter", 1);
-                push_all(&mut out, &[open, &body, close]);
+                push_all(&mut out, &[open, END_SCOPE, " endfilter ", close]);
+            }
+            Some("filter") if is_tag => {
+                push_all(&mut out, &[open, &statement(&tokens), SCOPE, close]);
+            }
+            Some("set") if is_tag && !assigns(&tokens) => {
+                push_all(&mut out, &[open, &statement(&tokens), SCOPE, close]);
+            }
+            Some("endfilter" | "endset") if is_tag => {
+                push_all(&mut out, &[open, END_SCOPE, body, close]);
             }
             Some("macro") if is_tag => {
                 let inner = inner(&pieces[index + 1..], "macro", "endmacro");
@@ -84,6 +93,24 @@ pub(super) fn rewrite(source: &str) -> String {
         }
     }
     out
+}
+
+/// Tags, to put behind one that begins a block and before the one that ends it, that keep what is
+/// set within to the block.
+const SCOPE: &str = "%}{% with ";
+const END_SCOPE: &str = " endwith %}{%";
+
+/// Whether a `set` is no block.
+fn assigns(tokens: &[&str]) -> bool {
+    let mut depth = 0usize;
+    tokens.iter().any(|token| {
+        match *token {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0 && *token == "="
+    })
 }
 
 fn push_all(out: &mut String, parts: &[&str]) {
@@ -510,9 +537,13 @@ fn is_text(token: &str) -> bool {
 }
 
 fn is_operand(token: &str) -> bool {
-    let is_word = token.starts_with(|c: char| c.is_alphanumeric() || c == '_');
     let opens = ["(", "[", "{"].contains(&token);
-    opens || is_text(token) || (is_word && !WORDS.contains(&token))
+    opens || is_text(token) || (is_name(token) && !WORDS.contains(&token))
+}
+
+/// A name, a number or a word.
+fn is_name(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
 /// The tags up to the end of a block that has just begun, as tokens without space.
@@ -539,6 +570,19 @@ fn inner<'a>(following: &[Piece<'a>], open: &str, close: &str) -> Vec<Vec<&'a st
 fn code<'a>(tokens: &[&'a str]) -> Vec<&'a str> {
     let code = tokens.iter().filter(|token| !is_space(token));
     code.copied().collect()
+}
+
+/// The same with spaces where two tokens would become one.
+fn spaced<'a>(code: &[&'a str]) -> Vec<&'a str> {
+    let is_word = |token: &&str| is_text(token) || is_name(token);
+    let mut spaced: Vec<&str> = Vec::new();
+    for token in code {
+        if spaced.last().is_some_and(is_word) && is_word(token) {
+            spaced.push(" ");
+        }
+        spaced.push(token);
+    }
+    spaced
 }
 
 fn asks_for_more(inner: &[Vec<&str>]) -> bool {
@@ -593,7 +637,7 @@ impl<'a> Signature<'a> {
             let is_earlier = |token: &&str| parameters.iter().any(|known| known.name == *token);
             parameters.push(Parameter {
                 name,
-                default: expression(default),
+                default: expression(&spaced(default)),
                 is_late: default.iter().any(is_earlier),
             });
         }
@@ -732,7 +776,12 @@ mod tests {
     fn blocks_are_renamed() {
         check(
             "{%- generation -%} a {%+ endgeneration %}",
-            "{%- filter __generation -%} a {%+ endfilter %}",
+            "{%- filter __generation %}{% with -%} a {%+ endwith %}{% endfilter %}",
+        );
+        check(
+            "{% set a %}{% set b = c(d=1) %}{%- endset %}{% set e|f(g=1) -%}{% endset %}",
+            "{% set a %}{% with %}{% set b = c(d=1) %}{%- endwith %}{% endset %}\
+             {% set e|f(g=1) %}{% with -%}{% endwith %}{% endset %}",
         );
         check(
             "{% macro m(a, b=(1, 2)) %}{{ varargs }}{%- endmacro -%}\n",
@@ -773,6 +822,14 @@ mod tests {
             "{%- macro m(a, b=a|c, d=[1]) -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
             "{%- macro m(a, b=__unset, d=[1]) %}{% set b = (a|c) if b is undefined else b \
              %}{% if n %}{% endif -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
+        );
+    }
+
+    #[test]
+    fn words_of_defaults_stay_apart() {
+        check(
+            "{% macro m(a, b=not c or 'd' if e is in [f, g] else h.i[1]) %}",
+            "{% macro m(a, b=not c or 'd' if e is in[f,g]else h.i[1]) %}",
         );
     }
 
