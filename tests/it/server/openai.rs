@@ -495,22 +495,18 @@ fn log_probabilities_count_as_memory() {
     let caller = Caller::new(&server);
     let ask = |tokens: u64, choices: u64| {
         let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": tokens,
-            "n": choices, "logprobs": 5, "logit_bias": {"257": -100}});
+            "n": choices, "logprobs": 5, "logit_bias": {"97": 100}});
         post(&caller, "completions", body)
     };
     let answer = ask(20, 2).json();
     let choice = &answer["choices"][1];
     assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 20);
-    assert_eq!(
-        choice["logprobs"]["top_logprobs"][0]
-            .as_object()
-            .unwrap()
-            .len(),
-        5
-    );
+    // The token itself may be none of the likeliest.
+    let likeliest = choice["logprobs"]["top_logprobs"][0].as_object();
+    assert!((5..=6).contains(&likeliest.unwrap().len()), "{answer}");
     assert_eq!(ask(1000, 8).status, 429);
     let body = json!({"model": "tinker-local/tiny", "prompt": "hi", "max_tokens": 1000, "n": 8,
-        "logprobs": 5, "logit_bias": {"257": -100}, "stream": true});
+        "logprobs": 5, "logit_bias": {"97": 100}, "stream": true});
     let text = String::from_utf8(post(&caller, "completions", body).body).unwrap();
     assert!(text.contains("rate_limit_error"), "it broke off: {text}");
     assert!(!text.contains("\"length\"") && !text.contains("[DONE]"));
