@@ -12,8 +12,6 @@ pub(super) struct TokenizerConfig {
     pub(super) chat_templates: BTreeMap<String, String>,
     /// Further special tokens, without a role.
     pub(super) extra_special_tokens: Vec<String>,
-    /// Whether spaces before punctuation are taken out of what is decoded.
-    pub(super) cleans_up: bool,
 }
 
 impl TokenizerConfig {
@@ -35,7 +33,6 @@ impl TokenizerConfig {
                 .filter_map(|name| config.get(name))
                 .flat_map(all_tokens)
                 .collect(),
-            cleans_up: config.get("clean_up_tokenization_spaces") == Some(&Value::Bool(true)),
         }
     }
 }

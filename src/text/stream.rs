@@ -125,8 +125,8 @@ impl DecodeStream {
     fn decode(&mut self, tokens: &[i32]) -> Result<String> {
         self.decoded += tokens.len() as u64;
         match self.skip_special_tokens {
-            true => self.tokenizer.decode_exact_plain(tokens),
-            false => self.tokenizer.decode_exact(tokens),
+            true => self.tokenizer.decode_plain(tokens),
+            false => self.tokenizer.decode(tokens),
         }
     }
 }

@@ -384,8 +384,8 @@ impl Reader {
     fn heat(&self, sequence: &engine::SampledSequence, tokens: &[i32]) -> Vec<Heat> {
         let tokenizer = self.renderer.tokenizer();
         let spell = |&(token, logprob): &(u32, f32)| {
-            let text = tokenizer.decode_exact(&[token.cast_signed()]);
-            (text.unwrap_or_default(), logprob)
+            let text = tokenizer.decode(&[token.cast_signed()]).unwrap_or_default();
+            (text, logprob)
         };
         let pieces = console::pieces(tokenizer, tokens).unwrap_or_default();
         let pieces = pieces.into_iter().map(|piece| {

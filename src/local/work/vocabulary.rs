@@ -50,7 +50,7 @@ impl Vocabulary {
             Self::Tokenizer(tokenizer) => {
                 let tokens: Vec<i32> = tokens.iter().map(|token| *token as i32).collect();
                 tokenizer
-                    .decode_exact_plain(&tokens)
+                    .decode_plain(&tokens)
                     .unwrap_or_default()
                     .into_bytes()
             }

@@ -219,7 +219,7 @@ fn config(gguf: &Gguf, tokens: &[String]) -> TokenizerConfig {
     TokenizerConfig {
         special_tokens,
         chat_templates,
-        ..TokenizerConfig::default()
+        extra_special_tokens: Vec::new(),
     }
 }
 #[cfg(test)]

@@ -324,8 +324,7 @@ impl<'a> Encoder<'a> {
         let tokens = self.text(true, format!("{header}{output}"))?;
         let mut cut = 0;
         let wanted = header.chars().count();
-        let length = |tokens| Ok(self.codec.tokenizer.decode_exact(tokens)?.chars().count());
-        while cut < tokens.len() && length(&tokens[..cut])? < wanted {
+        while cut < tokens.len() && self.codec.decode(&tokens[..cut])?.chars().count() < wanted {
             cut += 1;
         }
         Ok((tokens[..cut].to_vec(), tokens[cut..].to_vec()))
@@ -550,7 +549,7 @@ impl<'a> Layout<'a> {
 
     fn is_closed(&self, tokens: &[i32], facts: Facts) -> Result<bool> {
         if facts.stop_is_text {
-            let text = self.encoder.codec.tokenizer.decode_exact(tokens)?;
+            let text = self.encoder.codec.decode(tokens)?;
             return Ok(facts.stop.iter().any(|stop| text.ends_with(stop)));
         }
         let Some(last) = tokens.last() else {

@@ -158,65 +158,27 @@ impl Tokenizer {
     /// A character cut in half at either end becomes `\u{fffd}`; to decode tokens as they arrive
     /// use [`decode_stream`](Self::decode_stream).
     ///
-    /// As with the Python tokenizers, spaces before punctuation are lost where the model's files
-    /// ask for it (`clean_up_tokenization_spaces`, which Llama 3 has): `a , b` becomes `a, b`.
-    /// [`decode_exact`](Self::decode_exact) keeps them.
+    /// Every space is kept: Python's `clean_up_tokenization_spaces`, which takes those before
+    /// punctuation out of what some models said, is not applied, whatever their files ask for.
     ///
     /// # Errors
     ///
     /// If the vocabulary has no such token, or the tokenizer cannot join the pieces.
     pub fn decode(&self, tokens: &[i32]) -> Result<String> {
-        self.decode_exact(tokens).map(|text| self.cleaned(text))
+        self.inner.codec.decode(tokens, false)
     }
 
-    /// The text of some tokens without the special ones, else as [`decode`](Self::decode).
+    /// The text of some tokens without the special ones.
     ///
     /// # Errors
     ///
     /// As [`decode`](Self::decode).
     #[doc(alias = "skip_special_tokens")]
     pub fn decode_plain(&self, tokens: &[i32]) -> Result<String> {
-        self.decode_exact_plain(tokens)
-            .map(|text| self.cleaned(text))
-    }
-
-    /// The text of some tokens, special tokens spelled out and every space kept.
-    ///
-    /// # Errors
-    ///
-    /// As [`decode`](Self::decode).
-    pub fn decode_exact(&self, tokens: &[i32]) -> Result<String> {
-        self.inner.codec.decode(tokens, false)
-    }
-
-    /// The same without special tokens.
-    pub(crate) fn decode_exact_plain(&self, tokens: &[i32]) -> Result<String> {
         self.inner.codec.decode(tokens, true)
     }
 
-    /// The text as the Python tokenizers leave it, where the model's files ask for that.
-    fn cleaned(&self, text: String) -> String {
-        const SHORTER: [(&str, &str); 10] = [
-            (" .", "."),
-            (" ?", "?"),
-            (" !", "!"),
-            (" ,", ","),
-            (" ' ", "'"),
-            (" n't", "n't"),
-            (" 'm", "'m"),
-            (" 's", "'s"),
-            (" 've", "'ve"),
-            (" 're", "'re"),
-        ];
-        match self.inner.config.cleans_up {
-            true => SHORTER
-                .iter()
-                .fold(text, |text, (long, short)| text.replace(long, short)),
-            false => text,
-        }
-    }
-
-    /// Decodes tokens as they arrive, as [`decode_exact`](Self::decode_exact) does.
+    /// Decodes tokens as they arrive.
     pub fn decode_stream(&self) -> DecodeStream {
         DecodeStream::new(self.clone())
     }

@@ -332,10 +332,8 @@ fn probabilities(
     sequence: &SampledSequence,
 ) -> anyhow::Result<()> {
     let percent = |logprob: f32| format!("{:5.1} %", f64::from(logprob).exp() * 100.0);
-    let show = |token: i32| {
-        let text = voice.tokenizer.decode_exact(&[token])?;
-        Ok::<_, anyhow::Error>(format!("{text:?}"))
-    };
+    let show =
+        |token: i32| Ok::<_, anyhow::Error>(format!("{:?}", voice.tokenizer.decode(&[token])?));
     for (index, token) in sequence.tokens.iter().enumerate() {
         let own = sequence.logprobs.as_ref().and_then(|all| all.get(index));
         let mut line = format!(

@@ -47,7 +47,7 @@ impl Logprobs {
             .map(|(id, logprob)| {
                 Ok(Scored {
                     id: *id,
-                    token: voice.tokenizer.decode_exact(&[*id])?,
+                    token: voice.tokenizer.decode(&[*id])?,
                     logprob,
                 })
             })

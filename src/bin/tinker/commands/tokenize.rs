@@ -65,7 +65,7 @@ impl Tokenize {
         }
         let tokens = ids
             .iter()
-            .map(|id| Ok(tokenizer.decode_exact(&[*id])?))
+            .map(|id| Ok(tokenizer.decode(&[*id])?))
             .collect::<anyhow::Result<Vec<String>>>()?;
         if context.is_json() {
             let count = ids.len();
