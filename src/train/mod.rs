@@ -57,7 +57,7 @@ pub use interrupt::Interrupt;
 pub use log::{Bar, JsonLines, Logger, Table};
 pub use model::Model;
 pub use prompts::distill_prompt;
-#[cfg(feature = "chat")]
+#[cfg(all(feature = "chat", feature = "local"))]
 pub(crate) use reader::is_recent;
 pub use reader::{RunKind, RunReader, RunStatus, main_metric};
 pub use record::CheckpointRecord;
