@@ -12,6 +12,7 @@ use minijinja::Value;
 use minijinja::value::Serde;
 use serde::Serialize;
 
+use super::space::Strip;
 use super::template::Template;
 use super::{Json, Message};
 use crate::error::{Context, Error, Result};
@@ -270,8 +271,8 @@ fn cut_at_mark(
     mut spans: Vec<Range<usize>>,
     begun: &str,
 ) -> Result<(String, Vec<Range<usize>>)> {
-    let found = text.rfind(END.trim_end());
-    let Some(at) = found.filter(|_| text.contains(begun.trim())) else {
+    let found = text.rfind(END.rstrip());
+    let Some(at) = found.filter(|_| text.contains(begun.strip())) else {
         return Err(refused(
             "it leaves out some of the final message, which therefore cannot be continued",
         ));
@@ -279,7 +280,7 @@ fn cut_at_mark(
     let keeps_space = text[at..].starts_with(END);
     text.truncate(at);
     if !keeps_space {
-        text.truncate(text.trim_end().len());
+        text.truncate(text.rstrip().len());
     }
     spans.retain(|span| span.start < text.len());
     for span in &mut spans {

@@ -19,6 +19,7 @@ mod message;
 pub mod renderers;
 mod selection;
 mod short;
+mod space;
 mod special;
 mod stream;
 #[cfg(feature = "chat")]

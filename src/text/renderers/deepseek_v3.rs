@@ -6,6 +6,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
+use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
@@ -279,7 +280,7 @@ impl Family for DeepSeekV3 {
         reply.unparsed.extend(open);
         let text = match reply.calls.is_empty() && reply.unparsed.is_empty() {
             true => text,
-            false => without_calls(&text).trim().to_owned(),
+            false => without_calls(&text).strip().to_owned(),
         };
         reply.content = match think_blocks(&text) {
             Some(parts) => Content::Parts(parts),
@@ -349,7 +350,7 @@ fn read_calls(text: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>
             break;
         };
         let raw = &rest[start..rest.len() - next.len()];
-        let arguments = arguments.trim();
+        let arguments = arguments.strip();
         calls.push(match Json::parse(arguments) {
             Ok(_) => Ok(ToolCall::new(name, arguments)),
             Err(error) => Err(UnparsedToolCall {
@@ -369,7 +370,7 @@ fn without_calls(text: &str) -> String {
     while let Some((before, inner)) = rest.split_once(CALLS.0)
         && let Some((_, after)) = inner.split_once(CALLS.1)
     {
-        out += before.trim_end();
+        out += before.rstrip();
         rest = after;
     }
     out + rest

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::super::json::{Json, Style, set};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
+use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, after_last_user};
 use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
@@ -260,7 +261,7 @@ impl DeepSeekV4 {
             said = before.strip_suffix("\n\n").unwrap_or(before);
             let block = &text[said.len()..text.len() - after.len()];
             reply.take(self.read_calls(inner, block));
-            if !after.trim().is_empty() {
+            if !after.strip().is_empty() {
                 reply.unparsed.push(UnparsedToolCall {
                     raw_text: after.to_owned(),
                     error: "Invalid DSML: output after calls block".to_owned(),
@@ -312,7 +313,7 @@ impl DeepSeekV4 {
             rest = next;
         }
         between += rest;
-        match calls.is_empty() || !between.trim().is_empty() {
+        match calls.is_empty() || !between.strip().is_empty() {
             true => vec![Err(UnparsedToolCall {
                 raw_text: block.to_owned(),
                 error: "Invalid DSML: malformed invoke".to_owned(),
@@ -325,7 +326,7 @@ impl DeepSeekV4 {
         let gap = self.gap();
         let open = format!("<｜DSML｜{gap}parameter name=\"");
         let close = format!("</｜DSML｜{gap}parameter>");
-        if name.trim().is_empty() {
+        if name.strip().is_empty() {
             return Err("empty function name".to_owned());
         }
         let mut found = Vec::new();
@@ -341,12 +342,12 @@ impl DeepSeekV4 {
             rest = next;
         }
         between += rest;
-        if !between.trim().is_empty() {
+        if !between.strip().is_empty() {
             return Err("text outside parameters".to_owned());
         }
         let mut arguments: Vec<(String, Json)> = Vec::new();
         for (key, string, value) in found {
-            if key.trim().is_empty() {
+            if key.strip().is_empty() {
                 return Err("empty parameter name".to_owned());
             }
             if arguments.iter().any(|(name, _)| name == key) {

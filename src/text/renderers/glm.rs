@@ -2,6 +2,7 @@
 
 use super::super::json::{Json, Style, set};
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
+use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{Reply, content_blocks, inside, json_call, restored, until_stop, value_or_text};
 use super::{Parsed, Termination};
@@ -43,7 +44,7 @@ impl Glm {
         let (thinking, text) = reasoning_and_text(&turn.content)?;
         let keep = !self.strips_history || place.after_last_user();
         let thinking = if keep { thinking } else { String::new() };
-        let mut output = format!("{thinking}</think>{}", text.trim());
+        let mut output = format!("{thinking}</think>{}", text.strip());
         for call in &turn.calls {
             output += &format_call(call)?;
         }
@@ -254,7 +255,7 @@ impl Family for Glm {
 fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
     let (text, stop) = until_stop(codec, tokens, &[END, USER, OBSERVATION])?;
     let (thinking, said) = text.split_once("</think>").unwrap_or((&text, ""));
-    let thinking = inside(thinking, "<think>", "").trim();
+    let thinking = inside(thinking, "<think>", "").strip();
     let mut parts = Vec::new();
     if !thinking.is_empty() {
         parts.push(Said::Thinking(thinking.to_owned()));
@@ -379,7 +380,7 @@ fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
         raw_text: block.to_owned(),
         error: error.to_owned(),
     };
-    let inner = inside(block.trim(), "<tool_call>", "</tool_call>").trim();
+    let inner = inside(block.strip(), "<tool_call>", "</tool_call>").strip();
     let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     let end = inner.find(|c| !is_name(c)).unwrap_or(inner.len());
     let (name, mut rest) = inner.split_at(end);
@@ -388,16 +389,16 @@ fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
     }
     let mut arguments = Vec::new();
     while let Some((before, key, value, after)) = pair(rest) {
-        if !before.trim().is_empty() {
+        if !before.strip().is_empty() {
             return Err(fail("Unexpected content between tool call arguments"));
         }
-        if key.trim().is_empty() {
+        if key.strip().is_empty() {
             return Err(fail("Empty tool call argument key"));
         }
-        set(&mut arguments, key.trim().to_owned(), value_or_text(value));
+        set(&mut arguments, key.strip().to_owned(), value_or_text(value));
         rest = after;
     }
-    if !rest.trim().is_empty() {
+    if !rest.strip().is_empty() {
         return Err(fail("Unexpected trailing content inside tool call"));
     }
     let arguments = Json::Object(arguments).dump(Style::ASCII);
@@ -411,7 +412,7 @@ fn pair(text: &str) -> Option<(&str, &str, &str, &str)> {
         let start = from + text[from..].find("<arg_key>")?;
         from = start + "<arg_key>".len();
         let (key, rest) = text[from..].split_once("</arg_key>")?;
-        if let Some(rest) = rest.trim_start().strip_prefix("<arg_value>") {
+        if let Some(rest) = rest.lstrip().strip_prefix("<arg_value>") {
             let (value, after) = rest.split_once("</arg_value>")?;
             return Some((&text[..start], key, value, after));
         }

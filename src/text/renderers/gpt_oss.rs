@@ -7,6 +7,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
+use super::super::space::{Strip, is_space};
 use super::gpt_oss_tools::{cookbook_functions, template_functions};
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
 use super::reply::{Reply, UNTERMINATED};
@@ -262,13 +263,13 @@ fn read(text: &str) -> Reply {
     let mut reply = Reply::text(text);
     let mut parts = Vec::new();
     for message in messages(text) {
-        if message.body.trim().is_empty() {
+        if message.body.strip().is_empty() {
             continue;
         }
         let recipient = after(message.header, "to=");
         if let Some(name) = recipient.and_then(|name| name.strip_prefix("functions.")) {
             reply.take(vec![match Json::parse(message.body) {
-                Ok(_) => Ok(ToolCall::new(name, message.body.trim())),
+                Ok(_) => Ok(ToolCall::new(name, message.body.strip())),
                 Err(error) => Err(UnparsedToolCall {
                     raw_text: message.raw.to_owned(),
                     error: format!("Invalid JSON: {error}"),
@@ -333,7 +334,7 @@ fn after<'a>(header: &'a str, mark: &str) -> Option<&'a str> {
     let mut rest = header;
     loop {
         rest = rest.split_once(mark)?.1;
-        let end = rest.find(|c: char| c == '<' || c.is_whitespace());
+        let end = rest.find(|c: char| c == '<' || is_space(c));
         let word = &rest[..end.unwrap_or(rest.len())];
         if !word.is_empty() {
             return Some(word);

@@ -3,6 +3,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
+use super::super::space::Strip;
 use super::kimi_tools::typescript;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
@@ -222,7 +223,7 @@ fn read_calls(section: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCa
         let after = &rest[start + CALL.0.len()..];
         let named = after
             .split_once(ARGUMENTS)
-            .filter(|(id, _)| is_id(id.trim()));
+            .filter(|(id, _)| is_id(id.strip()));
         let Some((id, inner)) = named else {
             rest = after;
             continue;
@@ -231,7 +232,7 @@ fn read_calls(section: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCa
             break;
         };
         let raw = &rest[start..rest.len() - next.len()];
-        let (id, arguments) = (id.trim(), arguments.trim());
+        let (id, arguments) = (id.strip(), arguments.strip());
         calls.push(match Json::parse(arguments) {
             Ok(_) => Ok(ToolCall::new(name(id), arguments).with_id(id)),
             Err(error) => Err(UnparsedToolCall {

@@ -3,6 +3,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, Turn};
+use super::super::space::Strip;
 use super::Parsed;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::qwen3::{goes_on, header, merged};
@@ -182,7 +183,7 @@ impl Family for Nemotron {
             false => turn.content.clone(),
         };
         let content = match content {
-            Content::Text(text) => Content::Text(text.trim().to_owned()),
+            Content::Text(text) => Content::Text(text.strip().to_owned()),
             parts => parts,
         };
         let produced = self.is_produced(turn, place);
@@ -272,7 +273,7 @@ impl Nemotron {
                 Said::Thinking(_) if strip => {}
                 Said::Thinking(text) => {
                     before = match self.ultra && self.is_answer(turn, place) {
-                        true => self.thought(text.trim()),
+                        true => self.thought(text.strip()),
                         false => self.thought(&text),
                     };
                     out.push(Said::Text(before.clone()));
@@ -374,7 +375,7 @@ fn function(tool: &Json) -> String {
 }
 
 fn text<'a>(value: &'a Json, key: &str) -> Option<&'a str> {
-    value.get(key).and_then(Json::as_str).map(str::trim)
+    value.get(key).and_then(Json::as_str).map(Strip::strip)
 }
 
 /// A type as Python prints it: a list of types in its own quotes.

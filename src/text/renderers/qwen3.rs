@@ -6,6 +6,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn};
+use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{Reply, content_blocks, json_call, unterminated, until_stop};
 use super::{Parsed, Termination};
@@ -136,7 +137,7 @@ impl Family for Qwen3 {
             _ if self.thinking == Thinking::None && only_thinks(turn) && produced(place) => {
                 vec![
                     Piece::Spelled(text),
-                    Piece::Plain(format!("\n{}", calls.trim_start())),
+                    Piece::Plain(format!("\n{}", calls.lstrip())),
                 ]
             }
             // The model's own template keeps what it says apart from what it calls.

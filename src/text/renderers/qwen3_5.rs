@@ -2,6 +2,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, Turn};
+use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
 use super::qwen3::{blocks, goes_on, header, merged};
 use super::reply::{Reply, UNTERMINATED, restored, until_stop};
@@ -92,7 +93,7 @@ impl Family for Qwen35 {
                 Said::Thinking(_) if strip => {}
                 Said::Thinking(text) => {
                     let text = match self.strips_history || place.is_last {
-                        true => text.trim(),
+                        true => text.strip(),
                         false => &text,
                     };
                     parts.push(Said::Text(format!("<think>\n{text}\n</think>\n\n")));
@@ -176,7 +177,7 @@ impl Qwen35 {
             .iter()
             .map(|call| format_call(call, scalars, Style::ASCII));
         let calls = calls.collect::<Result<Vec<_>>>()?.join("\n");
-        let said = content.has_image() || !content.text().trim().is_empty();
+        let said = content.has_image() || !content.text().strip().is_empty();
         Ok(if said { format!("\n\n{calls}") } else { calls })
     }
 }
@@ -202,7 +203,7 @@ fn with_effort(mut turns: Vec<Turn>, effort: &str) -> Vec<Turn> {
         return turns;
     }
     let text = system.text();
-    let text = text.trim();
+    let text = text.strip();
     match (text.is_empty(), effort.is_empty()) {
         (true, true) => {
             turns.remove(0);
@@ -217,12 +218,12 @@ fn with_effort(mut turns: Vec<Turn>, effort: &str) -> Vec<Turn> {
 /// White space around the visible text goes.
 fn trimmed(content: &Content) -> Content {
     let parts = match content {
-        Content::Text(text) => return Content::Text(text.trim().to_owned()),
+        Content::Text(text) => return Content::Text(text.strip().to_owned()),
         Content::Parts(parts) => parts,
     };
     let mut parts = parts.clone();
-    trim_ends(parts.iter_mut(), |text| text.trim_start().to_owned());
-    trim_ends(parts.iter_mut().rev(), |text| text.trim_end().to_owned());
+    trim_ends(parts.iter_mut(), |text| text.lstrip().to_owned());
+    trim_ends(parts.iter_mut().rev(), |text| text.rstrip().to_owned());
     Content::Parts(parts)
 }
 
@@ -260,7 +261,7 @@ pub(super) fn read(
         for part in parts {
             match part {
                 Said::Thinking(text) => {
-                    *text = text.trim().to_owned();
+                    *text = text.strip().to_owned();
                     thinks = true;
                 }
                 Said::Text(_) if thinks => break,

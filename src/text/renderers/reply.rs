@@ -2,6 +2,7 @@
 
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Message, Part, ToolCall, UnparsedToolCall};
+use super::super::space::Strip;
 use super::layout::Codec;
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
@@ -180,7 +181,7 @@ pub(super) fn json_call(block: &str) -> std::result::Result<ToolCall, UnparsedTo
         raw_text: block.to_owned(),
         error,
     };
-    let inner = inside(block, "<tool_call>", "</tool_call>").trim();
+    let inner = inside(block, "<tool_call>", "</tool_call>").strip();
     let call = Json::parse(inner).map_err(|error| fail(format!("Invalid JSON: {error}")))?;
     if call.as_object().is_none() {
         return Err(fail("Tool call is not a JSON object".to_owned()));

@@ -10,6 +10,7 @@ use super::super::chat::ChatOptions;
 use super::super::data::Example;
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Message, ToolCall};
+use super::super::space::Strip;
 use super::super::tokenizer::Tokenizer;
 use super::layout::{Codec, check_flags};
 use super::qwen3::blocks;
@@ -39,7 +40,10 @@ impl Template {
         let text = tokenizer.render_chat(&probe, &ChatOptions::transcript())?;
         let specials = tokenizer.special_tokens();
         let token_after = |mark: &str| {
-            let after = text.rsplit_once(mark).map_or("", |(_, after)| after).trim();
+            let after = text
+                .rsplit_once(mark)
+                .map_or("", |(_, after)| after)
+                .strip();
             let tokens = specials.iter().map(|(_, token)| token.as_str());
             tokens
                 .filter(|token| after.starts_with(token))

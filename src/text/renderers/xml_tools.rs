@@ -2,6 +2,7 @@
 
 use super::super::json::{Json, Style, set};
 use super::super::message::{ToolCall, UnparsedToolCall};
+use super::super::space::Strip;
 use super::reply::value_or_text;
 use crate::error::Result;
 
@@ -42,19 +43,19 @@ pub(super) fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedT
     let mut arguments = Vec::new();
     let mut rest = body;
     while let Some((before, name, value, after)) = parameter(rest) {
-        if !before.trim().is_empty() {
+        if !before.strip().is_empty() {
             return Err(fail(
                 "Unexpected non-parameter content inside <function> block",
             ));
         }
-        if name.trim().is_empty() {
+        if name.strip().is_empty() {
             return Err(fail("Empty parameter name"));
         }
-        let value = value_or_text(value.trim().trim_matches('\n'));
-        set(&mut arguments, name.trim().to_owned(), value);
+        let value = value_or_text(value.strip().trim_matches('\n'));
+        set(&mut arguments, name.strip().to_owned(), value);
         rest = after;
     }
-    if !rest.trim().is_empty() {
+    if !rest.strip().is_empty() {
         return Err(fail("Unexpected trailing content inside <function> block"));
     }
     let arguments = Json::Object(arguments).dump(Style::ASCII);
@@ -63,14 +64,14 @@ pub(super) fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedT
 
 /// Name and body of `<tool_call><function=name>body</function></tool_call>`.
 fn function(block: &str) -> Option<(&str, &str)> {
-    let inner = block.trim().strip_prefix("<tool_call>")?.trim_start();
+    let inner = block.strip().strip_prefix("<tool_call>")?.lstrip();
     let inner = inner.strip_prefix("<function=")?;
     let (name, inner) = inner.split_once('>')?;
     if name.is_empty() || name.contains('\n') {
         return None;
     }
-    let inner = inner.strip_suffix("</tool_call>")?.trim_end();
-    Some((name.trim(), inner.strip_suffix("</function>")?.trim()))
+    let inner = inner.strip_suffix("</tool_call>")?.rstrip();
+    Some((name.strip(), inner.strip_suffix("</function>")?.strip()))
 }
 
 /// The first whole parameter: what is before it, its name, its value, what is after it.
@@ -125,6 +126,10 @@ mod tests {
             Ok(r#"f {"a": 1, "b": "x\ny"}"#),
         );
         check("<function=f>\n</function>", Ok("f {}"));
+        check(
+            "\u{1f}<function=f>\u{1c}<parameter=a>\u{1d}x\u{1e}</parameter>\u{85}</function>\u{1f}",
+            Ok(r#"f {"a": "x"}"#),
+        );
         check("f", Err("Malformed Qwen3.5 tool call XML"));
         check(
             "<function=f>\nx<parameter=a>1</parameter></function>",
