@@ -8,7 +8,8 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::methods::{changed_case, lines, pad, stripped};
 use super::python::{Arguments, float, pairs, refusal, text_of, to_json};
-use super::source::{CONCAT, ITERABLE, MODULO, SLICE, TIMES, VARIADIC};
+use super::source::{CONCAT, ITERABLE, MODULO, PLUS, SLICE, TIMES, VARIADIC};
+use crate::text::space::{Strip, is_space};
 
 /// Names `minijinja` has and Jinja2 has not: a template that uses them is refused there.
 const FOREIGN: [&str; 5] = ["split", "lines", "chain", "zip", "bool"];
@@ -17,18 +18,21 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     for name in FOREIGN {
         environment.remove_filter(name);
     }
-    let filters: [(&str, Filter); 26] = [
+    let filters: [(&str, Filter); 27] = [
         ("tojson", |value, arguments| {
             to_json(value, arguments).map(Value::from)
         }),
-        ("string", |value, _| Ok(Value::from(text_of(value)))),
+        ("string", |value, _| Ok(as_safe_as(value, text_of(value)))),
+        ("safe", |value, _| {
+            Ok(Value::from_safe_string(text_of(value)))
+        }),
         ("trim", trim),
         ("upper", |value, _| Ok(cased(value, "upper"))),
         ("lower", |value, _| Ok(cased(value, "lower"))),
         ("capitalize", |value, _| Ok(cased(value, "capitalize"))),
         ("title", |value, _| {
             let text = minijinja::filters::title(text_of(value).into());
-            Ok(as_safe_as(value, text))
+            Ok(Value::from(text))
         }),
         ("join", join),
         ("reverse", reverse),
@@ -70,6 +74,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     environment.add_function(MODULO, modulo);
     environment.add_function(TIMES, times);
+    environment.add_function(PLUS, plus);
     environment.add_function(CONCAT, |parts: Rest<Value>| {
         parts.iter().map(text_of).collect::<String>()
     });
@@ -129,7 +134,7 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: Option<Value>) -> Res
     Ok(match value.kind() {
         ValueKind::String => {
             let text: Vec<char> = value.as_str().unwrap_or_default().chars().collect();
-            Value::from(bounds.of(&text).collect::<String>())
+            as_safe_as(value, bounds.of(&text).collect())
         }
         ValueKind::Bytes => {
             Value::from_bytes(bounds.of(value.as_bytes().unwrap_or_default()).collect())
@@ -209,7 +214,7 @@ impl Bounds {
 
 fn modulo(left: Value, right: Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
-        let arguments: Vec<Value> = match right.kind() {
+        let mut arguments: Vec<Value> = match right.kind() {
             _ if right.is_tuple() => right.try_iter()?.collect(),
             ValueKind::Map if pattern.contains("%(") => {
                 let named = pairs(&right).into_iter();
@@ -222,7 +227,11 @@ fn modulo(left: Value, right: Value) -> Result<Value, Error> {
         if !is_named && arguments.len() > conversions(pattern) {
             return Err(refusal("more values than the text has places for"));
         }
-        return format(FormatStyle::Printf, pattern, &arguments).map(Value::from);
+        if left.is_safe() {
+            arguments = arguments.iter().map(within_safe).collect();
+        }
+        let text = format(FormatStyle::Printf, pattern, &arguments)?;
+        return Ok(as_safe_as(&left, text));
     }
     let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
     if !is_number(&left) || !is_number(&right) {
@@ -271,7 +280,7 @@ fn times(left: &Value, right: &Value) -> Result<Value, Error> {
         return Err(refusal("what is repeated gets too long"));
     }
     if let Some(text) = many.as_str() {
-        return Ok(Value::from(text.repeat(count)));
+        return Ok(as_safe_as(many, text.repeat(count)));
     }
     let items: Vec<Value> = many.try_iter()?.collect();
     let items: Vec<Value> = std::iter::repeat_n(items, count).flatten().collect();
@@ -279,6 +288,20 @@ fn times(left: &Value, right: &Value) -> Result<Value, Error> {
         true => Value::from(Tuple::from(items)),
         false => Value::from(items),
     })
+}
+
+/// `left + right`; what is added to a safe text is escaped.
+fn plus(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
+    let are_texts = left.as_str().is_some() && right.as_str().is_some();
+    if are_texts && (left.is_safe() || right.is_safe()) {
+        let sum = [left, right].map(|part| text_of(&within_safe(part)));
+        return Ok(Value::from_safe_string(sum.concat()));
+    }
+    let sum = state.env().compile_expression("left + right")?;
+    sum.eval(Value::from_pairs([
+        ("left", left.clone()),
+        ("right", right.clone()),
+    ]))
 }
 
 fn product(left: &Value, right: &Value) -> Result<Value, Error> {
@@ -363,6 +386,22 @@ fn as_safe_as(value: &Value, text: String) -> Value {
     }
 }
 
+/// What a safe text takes in: texts and what prints as one are escaped, by name as well.
+pub(super) fn within_safe(value: &Value) -> Value {
+    match value.kind() {
+        _ if value.is_safe() => value.clone(),
+        ValueKind::Number | ValueKind::Bool => value.clone(),
+        _ if value.is_kwargs() => {
+            let named = pairs(value).into_iter();
+            let named: Kwargs = named
+                .map(|(key, item)| (text_of(&key), within_safe(&item)))
+                .collect();
+            Value::from(named)
+        }
+        _ => escaped(&text_of(value)),
+    }
+}
+
 fn cased(value: &Value, how: &str) -> Value {
     let text = text_of(value);
     as_safe_as(value, changed_case(&text, how).unwrap_or(text))
@@ -413,13 +452,17 @@ fn reverse(value: &Value, _: &[Value]) -> Result<Value, Error> {
 }
 
 fn length(value: &Value, _: &[Value]) -> Result<Value, Error> {
+    length_of(value).map(Value::from)
+}
+
+fn length_of(value: &Value) -> Result<usize, Error> {
     let length = match value.kind() {
         ValueKind::Undefined => Some(0),
         ValueKind::Bytes => value.as_bytes().map(<[u8]>::len),
         _ => value.len(),
     };
     let no_length = || refusal(format!("a value of type {} has no length", value.kind()));
-    length.map(Value::from).ok_or_else(no_length)
+    length.ok_or_else(no_length)
 }
 
 fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
@@ -451,7 +494,7 @@ fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 }
 
 fn parse_int(text: &str, base: i64) -> Option<i128> {
-    let text = text.trim();
+    let text = text.strip();
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -476,7 +519,7 @@ fn parse_int(text: &str, base: i64) -> Option<i128> {
 }
 
 fn parse_float(text: &str) -> Option<f64> {
-    text.trim().replace('_', "").parse().ok()
+    text.strip().replace('_', "").parse().ok()
 }
 
 fn to_float(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
@@ -604,7 +647,7 @@ fn indent(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
         out.push_str(if is_indented { &indent } else { "" });
         out.push_str(line);
     }
-    Ok(Value::from(out))
+    Ok(as_safe_as(value, out))
 }
 
 fn truncate(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
@@ -616,15 +659,18 @@ fn truncate(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
         .unwrap_or_else(|| "...".to_owned());
     let leeway = arguments.number(3, "leeway")?.unwrap_or(5);
     arguments.finish(4)?;
-    let text = text_of(value);
-    let count = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
+    let count = length_of(value)?;
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
     let room = length - i64::try_from(end.chars().count()).unwrap_or(i64::MAX);
     if room < 0 || leeway < 0 {
         return Err(refusal("truncate needs room for its end"));
     }
     if count <= length.saturating_add(leeway) {
-        return Ok(Value::from(text));
+        return Ok(value.clone());
     }
+    let Some(text) = value.as_str() else {
+        return Err(refusal("truncate cuts texts only"));
+    };
     let kept: String = text
         .chars()
         .take(usize::try_from(room).unwrap_or(0))
@@ -633,7 +679,11 @@ fn truncate(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
         true => &kept,
         false => kept.rsplit_once(' ').map_or(&*kept, |(before, _)| before),
     };
-    Ok(Value::from(format!("{kept}{end}")))
+    let end = match value.is_safe() {
+        true => text_of(&escaped(&end)),
+        false => end,
+    };
+    Ok(as_safe_as(value, format!("{kept}{end}")))
 }
 
 fn word_count(value: &Value, _: &[Value]) -> Result<Value, Error> {
@@ -657,7 +707,8 @@ fn strip_tags(value: &Value, _: &[Value]) -> Result<Value, Error> {
         out + rest
     };
     let text = without(&without(&text, "<!--", "-->"), "<", ">");
-    let words: Vec<&str> = text.split_whitespace().collect();
+    let words = text.split(is_space).filter(|word| !word.is_empty());
+    let words: Vec<&str> = words.collect();
     let entities = [
         ("&lt;", "<"),
         ("&gt;", ">"),
@@ -676,7 +727,10 @@ fn center(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::new(arguments)?;
     let width = arguments.number(0, "width")?.unwrap_or(80);
     arguments.finish(1)?;
-    Ok(Value::from(pad(&text_of(value), "center", width, " ")))
+    Ok(as_safe_as(
+        value,
+        pad(&text_of(value), "center", width, " "),
+    ))
 }
 
 fn url_encode(value: &Value, _: &[Value]) -> Result<Value, Error> {
@@ -702,7 +756,7 @@ fn url_encode(value: &Value, _: &[Value]) -> Result<Value, Error> {
     }))
 }
 
-fn escaped(text: &str) -> Value {
+pub(super) fn escaped(text: &str) -> Value {
     let escaped = text
         .replace('&', "&amp;")
         .replace('>', "&gt;")

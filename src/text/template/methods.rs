@@ -6,7 +6,9 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::filters::within_safe;
 use super::python::{Arguments, pairs, refusal};
+use crate::text::space::is_space;
 
 /// Called for methods the engine does not know.
 pub(super) fn call(
@@ -16,6 +18,7 @@ pub(super) fn call(
     arguments: &[Value],
 ) -> Result<Value, Error> {
     match value.kind() {
+        ValueKind::String if value.is_safe() => safe_text_method(value, method, arguments),
         ValueKind::String => text_method(value.as_str().unwrap_or_default(), method, arguments),
         ValueKind::Map => map_method(value, method, arguments),
         ValueKind::Seq => list_method(value, method, arguments),
@@ -76,6 +79,42 @@ fn list_method(list: &Value, method: &str, arguments: &[Value]) -> Result<Value,
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
+}
+
+/// The same of a text that needs no escaping: neither does what is made of it, for which what it
+/// takes in is escaped.
+fn safe_text_method(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let mut arguments = arguments.to_vec();
+    let taken_in = match method {
+        "format" | "format_map" => 0..arguments.len(),
+        "replace" | "ljust" | "rjust" | "center" => 1..arguments.len().min(2),
+        _ => 0..0,
+    };
+    for argument in arguments.get_mut(taken_in).into_iter().flatten() {
+        *argument = match method {
+            "format_map" => pairs(argument)
+                .into_iter()
+                .map(|(key, item)| (key, within_safe(&item)))
+                .collect(),
+            _ => within_safe(argument),
+        };
+    }
+    if let ("join", Some(items)) = (method, arguments.first_mut()) {
+        let parts = items.try_iter()?.map(|item| within_safe(&item));
+        *items = parts
+            .map(|part| Value::from(super::python::text_of(&part)))
+            .collect();
+    }
+    let made = text_method(value.as_str().unwrap_or_default(), method, &arguments)?;
+    let safe = |item: Value| Value::from_safe_string(super::python::text_of(&item));
+    Ok(match made.kind() {
+        ValueKind::String => safe(made),
+        ValueKind::Seq if made.is_tuple() => {
+            Value::from(Tuple::from(made.try_iter()?.map(safe).collect::<Vec<_>>()))
+        }
+        ValueKind::Seq => made.try_iter()?.map(safe).collect(),
+        _ => made,
+    })
 }
 
 fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
@@ -218,11 +257,6 @@ fn classified(text: &str, method: &str) -> Option<Value> {
         }
         _ => return None,
     }))
-}
-
-/// Python's white space has four characters more than Unicode's.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
 pub(super) fn stripped<'a>(text: &'a str, method: &str, set: Option<&str>) -> &'a str {
@@ -405,6 +439,9 @@ fn padded(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Erro
     let fill = arguments
         .text(1, "fillchar")?
         .unwrap_or_else(|| " ".to_owned());
+    if fill.chars().count() != 1 {
+        return Err(refusal("what fills a field is one character"));
+    }
     Ok(Value::from(pad(text, method, width, &fill)))
 }
 

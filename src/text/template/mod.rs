@@ -4,7 +4,9 @@
 //! in place of its own. What still differs, and no chat template is known to use: comparing a text
 //! with a number has a result instead of an error; the views of a dictionary, methods and generators
 //! print as lists or nothing; `{% autoescape %}` and the filters `wordwrap`,
-//! `xmlattr`, `filesizeformat`, `pprint` and `random` are missing; whole numbers have 128 bits.
+//! `xmlattr`, `filesizeformat`, `pprint` and `random` are missing; `\\N{name}` in a text is refused;
+//! a parameter of a macro takes its default also where what is undefined is passed for it; whole
+//! numbers have 128 bits.
 
 mod clock;
 mod filters;

@@ -30,6 +30,11 @@ pub(super) fn write_repr(value: &Value, out: &mut String) {
             Some(number) => write_python_float(number, out),
             None => out.push_str(&value.to_string()),
         },
+        ValueKind::String if value.is_safe() => {
+            out.push_str("Markup(");
+            write_quoted(value.as_str().unwrap_or_default(), out);
+            out.push(')');
+        }
         ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
         ValueKind::Bytes => write_bytes(value.as_bytes().unwrap_or_default(), out),
         ValueKind::Seq | ValueKind::Iterable => write_items(value, out),
@@ -123,7 +128,7 @@ fn write_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-fn push_escaped(c: char, out: &mut String) {
+pub(super) fn push_escaped(c: char, out: &mut String) {
     let code = u32::from(c);
     match code {
         ..0x100 => write!(out, "\\x{code:02x}"),

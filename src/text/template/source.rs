@@ -9,12 +9,19 @@
 //! - parameters whose default names another one are given it within the macro;
 //! - macros read the namespaces they assign to, which else stay outside of them;
 //! - what is set within a filter block or the block of a `set` stays there;
-//! - the line break after `{% raw %}` is doubled, because `minijinja` takes one away.
+//! - the line break after `{% raw %}` is doubled, because `minijinja` takes one away;
+//! - escapes in texts that only Python knows are spelled as what they stand for;
+//! - where texts may be marked as safe, `a + b` becomes a call, which escapes what is not.
+
+use std::borrow::Cow;
+
+use super::python::push_escaped;
 
 /// Names no template uses.
 pub(super) const MODULO: &str = "__modulo";
 pub(super) const TIMES: &str = "__times";
 pub(super) const CONCAT: &str = "__concat";
+pub(super) const PLUS: &str = "__plus";
 /// A name that nothing sets.
 const UNSET: &str = "__unset";
 pub(super) const SLICE: &str = "__slice";
@@ -27,12 +34,15 @@ pub(super) fn rewrite(source: &str) -> String {
     let pieces = split(source);
     let mut out = String::with_capacity(source.len() + 256);
     let mut open_macros = Vec::new();
+    let mut has_marked = false;
     for (index, piece) in pieces.iter().enumerate() {
         let Piece::Code { open, body, close } = piece else {
             out.push_str(piece.text());
             continue;
         };
+        let body: &str = &respelled(body);
         let tokens = tokens(body);
+        has_marked |= tokens.iter().any(|token| marks(token));
         let first = tokens.iter().find(|token| !is_space(token)).copied();
         let is_tag = open.starts_with("{%");
         match first {
@@ -92,7 +102,96 @@ pub(super) fn rewrite(source: &str) -> String {
             _ => push_all(&mut out, &[open, &expression(&tokens), close]),
         }
     }
+    match has_marked {
+        true => with_sums(&out),
+        false => out,
+    }
+}
+
+/// Whether this is the name of a filter that marks a text as safe, in quotes or not.
+fn marks(token: &str) -> bool {
+    let name = token.trim_matches(['\'', '"']);
+    ["safe", "e", "escape", "forceescape"].contains(&name)
+}
+
+/// A template whose sums are calls.
+fn with_sums(source: &str) -> String {
+    let mut out = String::with_capacity(source.len() + 256);
+    for piece in split(source) {
+        let Piece::Code { open, body, close } = piece else {
+            out.push_str(piece.text());
+            continue;
+        };
+        let tokens = tokens(body);
+        let name = match open.starts_with("{%") {
+            true => name_end(&tokens),
+            false => 0,
+        };
+        let (name, rest) = tokens.split_at(name);
+        push_all(&mut out, &[open, &name.concat(), &read(rest, true), close]);
+    }
     out
+}
+
+/// Code whose texts `minijinja` reads as Python does.
+fn respelled(body: &str) -> Cow<'_, str> {
+    if !body.contains('\\') {
+        return Cow::Borrowed(body);
+    }
+    let mut out = String::with_capacity(body.len());
+    for token in tokens(body) {
+        let mut rest = token;
+        while let Some((before, after)) = rest.split_once('\\').filter(|_| is_text(token)) {
+            out.push_str(before);
+            rest = &after[push_escape(after, &mut out)..];
+        }
+        out.push_str(rest);
+    }
+    Cow::Owned(out)
+}
+
+/// No escape, so that the text is refused.
+const BAD_ESCAPE: &str = "\\x__";
+
+/// Spells what a backslash and the beginning of `after` stand for; gives how long that is.
+fn push_escape(after: &str, out: &mut String) -> usize {
+    let Some(first) = after.chars().next() else {
+        out.push('\\');
+        return 0;
+    };
+    let digits = |radix: u32, most: usize| {
+        let digits = after.trim_start_matches('U').chars().take(most);
+        digits.take_while(|c| c.is_digit(radix)).collect::<String>()
+    };
+    let char_of = |digits: &str, radix| char::from_u32(u32::from_str_radix(digits, radix).ok()?);
+    match first {
+        'a' => out.push('\u{7}'),
+        'v' => out.push('\u{b}'),
+        '\n' => {}
+        '/' => out.push_str("\\\\/"),
+        'U' => {
+            let digits = digits(16, 8);
+            match char_of(&digits, 16).filter(|_| digits.len() == 8) {
+                Some(c @ ('\'' | '"' | '\\')) => out.extend(['\\', c]),
+                Some(c) => out.push(c),
+                None => out.push_str(BAD_ESCAPE),
+            }
+            return 1 + digits.len();
+        }
+        // The names of characters are not known here.
+        'N' => out.push_str(BAD_ESCAPE),
+        '4'..='7' if digits(8, 3).len() == 3 => {
+            out.extend(char_of(&digits(8, 3), 8));
+            return 3;
+        }
+        // Jinja2 escapes it first, and so its backslash is escaped by the one before.
+        c if !c.is_ascii() => {
+            out.push('\\');
+            push_escaped(c, out);
+        }
+        c => out.extend(['\\', c]),
+    }
+    first.len_utf8()
 }
 
 /// Tags, to put behind one that begins a block and before the one that ends it, that keep what is
@@ -285,13 +384,26 @@ fn is_space(token: &str) -> bool {
 
 /// A tag: its name is no value, whatever brackets follow it.
 fn statement(tokens: &[&str]) -> String {
-    let name = tokens.iter().position(|token| !is_space(token));
-    let (name, rest) = tokens.split_at(name.map_or(0, |name| name + 1));
+    let (name, rest) = tokens.split_at(name_end(tokens));
     name.concat() + &expression(rest)
 }
 
+/// Behind the first token that is no space.
+fn name_end(tokens: &[&str]) -> usize {
+    let name = tokens.iter().position(|token| !is_space(token));
+    name.map_or(0, |name| name + 1)
+}
+
 fn expression(tokens: &[&str]) -> String {
-    let mut reader = Reader { tokens, at: 0 };
+    read(tokens, false)
+}
+
+fn read(tokens: &[&str], sums: bool) -> String {
+    let mut reader = Reader {
+        tokens,
+        at: 0,
+        sums,
+    };
     let mut out = String::new();
     while reader.at < tokens.len() {
         reader.sequence(&mut out, &[]);
@@ -341,6 +453,8 @@ fn for_loop(tokens: &[&str]) -> String {
 struct Reader<'a> {
     tokens: &'a [&'a str],
     at: usize,
+    /// Whether sums become calls.
+    sums: bool,
 }
 
 const WORDS: [&str; 8] = ["and", "or", "not", "in", "is", "if", "else", "recursive"];
@@ -372,8 +486,11 @@ impl<'a> Reader<'a> {
                 ")" | "]" | "}" => return,
                 _ if ends.contains(&token) => return,
                 _ if is_sign || is_operand(token) => {
-                    let joined = self.joined();
-                    out.push_str(&joined);
+                    let value = match self.sums {
+                        true => self.sum(),
+                        false => self.joined(),
+                    };
+                    out.push_str(&value);
                     follows_operand = true;
                 }
                 _ => {
@@ -383,6 +500,21 @@ impl<'a> Reader<'a> {
                 }
             }
         }
+    }
+
+    /// What is joined by `+` and `-`, from the left.
+    fn sum(&mut self) -> String {
+        let mut left = self.joined();
+        while let Some((index, operator @ ("+" | "-"))) = self.peek_code() {
+            self.at = index + 1;
+            left = match (operator, self.joined().trim_start()) {
+                // Nothing to add; minijinja will say so.
+                (_, "") => return format!("{left} {operator} "),
+                ("+", right) => format!("{PLUS}({left}, {right})"),
+                (_, right) => format!("{left} - {right}"),
+            };
+        }
+        left
     }
 
     /// Products joined by `~`.
@@ -482,6 +614,10 @@ impl<'a> Reader<'a> {
         // `none` and `in` are names of tests, whatever else they are.
         if let Some((name, _)) = self.peek_code() {
             self.copy_to(name + 1, out);
+        }
+        // Jinja2 refuses one test behind another, and so does minijinja if it is none.
+        if let Some((_, "is")) = self.peek_code() {
+            out.push_str(" is ?");
         }
         let starts = |(_, token): &(usize, &str)| *token != "(" && is_operand(token);
         if let Some((index, _)) = self.peek_code().filter(starts) {
@@ -823,6 +959,31 @@ mod tests {
             "{%- macro m(a, b=__unset, d=[1]) %}{% set b = (a|c) if b is undefined else b \
              %}{% if n %}{% endif -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
         );
+    }
+
+    #[test]
+    fn sums_become_calls_where_texts_may_be_safe() {
+        check("{{ a + b }}", "{{ a + b }}");
+        check(
+            "{{ a|safe + -b ~ c - d + 'e' if f + 1 }}",
+            "{{ __plus(__plus(a|safe, __concat(-b, c)) - d, 'e') if __plus(f, 1) }}",
+        );
+        check(
+            "{% set x = a + [b + 'escape'] %}{% for y in z + w %}",
+            "{% set x = __plus(a, [__plus(b, 'escape')]) %}\
+             {% for y in __iterable( __plus(z, w) ) %}",
+        );
+        check("{{ a|e + }}", "{{ a|e + }}");
+    }
+
+    #[test]
+    fn escapes_are_spelled_out() {
+        check(r"{{ '\n\x41\101\'\q' }}\a", r"{{ '\n\x41\101\'\q' }}\a");
+        check(
+            "{{ '\\a\\v\\/\\\n\\U0001F600\\U00000027\\400\\é' }}",
+            "{{ '\u{7}\u{b}\\\\/😀\\'Ā\\\\xe9' }}",
+        );
+        check(r"{{ '\N{BULLET}\U00110000' }}", r"{{ '\x__{BULLET}\x__' }}");
     }
 
     #[test]
