@@ -66,8 +66,8 @@ impl Conversations {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](crate::Error::Invalid) if a conversation has no answer, or the renderer
-    /// refuses it.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the renderer refuses a conversation. One without
+    /// an answer gives an example that weighs nothing, as in the Python cookbook.
     pub fn datums(&self, renderer: &Renderer, max_length: Option<usize>) -> Result<Vec<Datum>> {
         let options = match max_length {
             Some(length) => RenderOptions::default().with_max_length(length),
