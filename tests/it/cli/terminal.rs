@@ -262,6 +262,24 @@ fn a_conversation_is_held() {
 }
 
 #[test]
+fn a_tokenizer_of_ones_own_is_used_where_the_server_streams() {
+    let fake = Fake::start();
+    let route = "/oai/api/v1/chat/completions";
+    let streamed = Reply::bytes("text/event-stream", "data: [DONE]\n\n".to_owned());
+    fake.server.always("POST", route, streamed);
+    let desk = Desk::at(&fake.server.url());
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/text/tiny");
+    let mut screen = Screen::start(&desk, &["chat", "a/model", "--tokenizer", tiny], 80);
+    screen.type_in("tell me\n/quit\n");
+    let (drawn, exit) = screen.end();
+    assert_eq!(exit, Some(0), "{drawn}");
+    let asked: Vec<String> = fake.server.requests().into_iter().map(|r| r.path).collect();
+    assert!(!asked.iter().any(|path| path == route), "{asked:?}");
+    let sampled = |path: &String| path.ends_with("/asample");
+    assert!(asked.iter().any(sampled), "{asked:?}");
+}
+
+#[test]
 fn an_answer_is_drawn_as_it_arrives() {
     let fake = Fake::start();
     let piece = |delta: serde_json::Value| {
@@ -281,13 +299,12 @@ fn an_answer_is_drawn_as_it_arrives() {
     let route = "/oai/api/v1/chat/completions";
     fake.server
         .always("POST", route, reply.stall_at(half, &gate));
-    let desk = Desk::at(&fake.server.url());
     let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/text/tiny");
-    let mut screen = Screen::start(
-        &desk,
-        &["chat", "a/model", "--tokenizer", tiny, "--top-k", "7"],
-        80,
-    );
+    let info = json!({"sampler_id": "S1:sample:0", "base_model": "a/model", "tokenizer_id": tiny});
+    fake.server
+        .always("GET", "/api/v1/samplers/S1:sample:0", Reply::json(&info));
+    let desk = Desk::at(&fake.server.url());
+    let mut screen = Screen::start(&desk, &["chat", "a/model", "--top-k", "7"], 80);
     screen.wait_for("> ");
     screen.type_in("tell me\n");
     // The rest is not sent before the beginning has been drawn.

@@ -214,6 +214,8 @@ impl Talk {
     fn answer(&mut self, context: &mut Context, text: &str) -> anyhow::Result<()> {
         let messages = self.messages(Some(text));
         let plain = self.count == 1 && !self.probs && self.other.is_none();
+        // A server that streams lays out the conversation with its own tokenizer.
+        let plain = plain && self.tokenizer.is_none();
         let said = match plain && self.streams != Some(false) {
             true => self.stream(context, &messages)?,
             false => None,
