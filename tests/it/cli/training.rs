@@ -314,6 +314,24 @@ fn a_run_is_not_deleted_for_one_that_cannot_begin() {
     }
 }
 
+#[test]
+fn a_run_that_cannot_begin_is_not_in_the_way_of_the_next() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    write(&desk, "chats.jsonl", &chats(2));
+    let train = |more: &[&str]| {
+        let args = ["train", "sft", "chats.jsonl", "-o", "run"];
+        desk.run(&[&args[..], &COMMON[..], more].concat())
+    };
+    let nosuch = "tinker://nosuch/weights/final";
+    train(&["--load-checkpoint", nosuch]).failed(1);
+    assert_eq!(fs::read_dir(desk.path().join("run")).unwrap().count(), 0);
+    train(&[]).ok();
+    // What has begun stays.
+    train(&["--resume", "--load-checkpoint", nosuch]).ok();
+    assert!(desk.path().join("run/config.json").exists());
+}
+
 /// Training on `chats.jsonl` under way, with its messages in a pipe.
 fn start(desk: &Desk, more: &[&str]) -> Child {
     let args = [

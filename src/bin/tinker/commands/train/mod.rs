@@ -48,6 +48,9 @@ impl Train {
         settings.check(kind)?;
         let mut desk = Desk::open(context, settings)?;
         let trained = train(&mut desk);
+        if trained.is_err() {
+            desk.leave();
+        }
         if let (Err(error), true) = (&trained, interrupt::happened()) {
             // The program ends by the interruption, but a checkpoint was promised before.
             failure::report(error);
@@ -65,6 +68,8 @@ struct Desk {
     renderer: Renderer,
     run: Run,
     folder: PathBuf,
+    /// Whether the folder held no run.
+    is_new: bool,
 }
 
 impl Desk {
@@ -127,6 +132,7 @@ impl Desk {
             renderer,
             run,
             folder,
+            is_new: matches!(existing, Existing::Raise),
         })
     }
 
@@ -151,6 +157,19 @@ impl Desk {
             RunFolder::open(&self.folder, Existing::Delete)?;
         }
         Ok((&self.service, &mut self.run))
+    }
+
+    /// Leaves nothing of a run that could not begin, so that the same command may be given again.
+    fn leave(&self) {
+        let has = |file: &str| self.folder.join(file).exists();
+        let begun = ["metrics.jsonl", "timing_spans.jsonl", "checkpoints.jsonl"];
+        if !self.is_new || begun.into_iter().any(has) {
+            return;
+        }
+        for file in ["config.json", "code.diff", "logs.log"] {
+            // What cannot be deleted is in the way of the next try, which says so.
+            let _ = std::fs::remove_file(self.folder.join(file));
+        }
     }
 
     /// What is trained on, and what is kept for evaluation.
