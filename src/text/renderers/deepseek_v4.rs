@@ -366,13 +366,14 @@ impl DeepSeekV4 {
 
 /// Name, whether a string, value, and what follows, of `k" string="true">v</..>`.
 fn parameter<'a>(text: &'a str, close: &str) -> Option<(&'a str, bool, &'a str, &'a str)> {
-    let (key, rest) = text.split_once("\" string=\"")?;
-    let (string, rest) = rest.split_once("\">")?;
-    let string = match string {
-        "true" => true,
-        "false" => false,
-        _ => return None,
-    };
+    let mut marks = text.match_indices("\" string=\"");
+    let (key, string, rest) = marks.find_map(|(end, mark)| {
+        let after = &text[end + mark.len()..];
+        let says = |word: &str| after.strip_prefix(word);
+        says("true\">")
+            .map(|rest| (&text[..end], true, rest))
+            .or_else(|| says("false\">").map(|rest| (&text[..end], false, rest)))
+    })?;
     let (value, next) = rest.split_once(close)?;
     Some((key, string, value, next))
 }
@@ -485,4 +486,23 @@ fn declaration(schemas: &str) -> String {
          Schemas\n\n{schemas}\n\nYou MUST strictly follow the above defined tool name and \
          parameter schemas to invoke tool calls.\n"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_goes_on_to_what_says_whether_it_is_a_string() {
+        let read = |text| parameter(text, "</p>");
+        assert_eq!(
+            read("a\" string=\"no\">x</p><p name=\"b\" string=\"true\">y</p>z"),
+            Some(("a\" string=\"no\">x</p><p name=\"b", true, "y", "z"))
+        );
+        assert_eq!(
+            read("a\" string=\"false\">1</p>"),
+            Some(("a", false, "1", ""))
+        );
+        assert_eq!(read("a\" string=\"true\">y"), None);
+    }
 }

@@ -407,14 +407,27 @@ fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
 
 /// What is before the first whole pair, its key and value, and what is after it.
 fn pair(text: &str) -> Option<(&str, &str, &str, &str)> {
-    let mut from = 0;
-    loop {
-        let start = from + text[from..].find("<arg_key>")?;
-        from = start + "<arg_key>".len();
-        let (key, rest) = text[from..].split_once("</arg_key>")?;
-        if let Some(rest) = rest.lstrip().strip_prefix("<arg_value>") {
-            let (value, after) = rest.split_once("</arg_value>")?;
-            return Some((&text[..start], key, value, after));
-        }
+    let (before, keyed) = text.split_once("<arg_key>")?;
+    let (key, rest) = keyed.match_indices("</arg_key>").find_map(|(end, close)| {
+        let after = keyed[end + close.len()..].lstrip();
+        Some((&keyed[..end], after.strip_prefix("<arg_value>")?))
+    })?;
+    let (value, after) = rest.split_once("</arg_value>")?;
+    Some((before, key, value, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_goes_on_to_the_end_that_a_value_follows() {
+        let block = "<tool_call>f<arg_key>a</arg_key>x<arg_key>b</arg_key> <arg_value>1</arg_value>\
+                     </tool_call>";
+        let call = parse_call(block).unwrap();
+        assert_eq!(call.arguments, r#"{"a</arg_key>x<arg_key>b": 1}"#);
+        let open = "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>";
+        let error = parse_call(open).unwrap_err().error;
+        assert_eq!(error, "Unexpected trailing content inside tool call");
     }
 }
