@@ -46,6 +46,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::url::origin;
 use self::url::{UrlText, host_of, normal_url, password_of};
 use crate::error::{Error, Result};
+use crate::types::percent::percent_decode;
 use crate::types::{ClientEvent, QueueUpdate};
 
 pub use credentials::{CredentialStore, KeyDetails, StoredKey, StoredKeys};
@@ -709,12 +710,14 @@ impl Config {
         };
         let passwords = proxies
             .into_iter()
-            .filter_map(|url| password_of(url.expose()));
+            .filter_map(|url| password_of(url.expose()))
+            // Sent as it is meant, not as a URL has to write it.
+            .flat_map(|password| [password.to_owned(), percent_decode(password)]);
         // Of `Bearer TOKEN` a server may echo the token alone.
         let tokens = headers
             .clone()
             .filter_map(|value| value.expose().split_once(' '));
-        let tokens = tokens.map(|(_, token)| token);
+        let tokens = tokens.map(|(_, token)| token.to_owned());
         let mut secrets: Vec<Secret> = passwords.chain(tokens).map(Secret::from).collect();
         secrets.extend(cloudflare.chain(headers).cloned());
         secrets.retain(|secret| secret.expose().len() >= SHORTEST_SECRET);

@@ -16,6 +16,7 @@ mod descriptors;
 mod download;
 mod fault;
 mod headers;
+mod redact;
 mod redirect;
 mod request;
 pub(crate) mod retry;
@@ -203,7 +204,7 @@ impl Transport {
             .chain(sent.iter())
             .chain(signed.iter())
             .fold(text.to_owned(), |text, key| {
-                text.replace(key.expose(), "***")
+                redact::hide(&text, key.expose())
             })
     }
 

@@ -147,3 +147,31 @@ fn signatures_are_hidden_as_written_and_as_meant_and_drive_out_no_key() {
     let text = "the-key-in-use signature%2B199%2F0%3D signature+199/0=";
     assert_eq!(transport.redact(text), "*** *** ***");
 }
+
+/// A server shows what it was sent inside texts of its own, which have their own ways of writing.
+#[test]
+fn secrets_are_hidden_however_they_are_written() {
+    let config = Config::default()
+        .with_base_url("http://127.0.0.1:1")
+        .with_proxy("http://user:proxy%40password@127.0.0.1:2");
+    let transport = Transport::new(&config).unwrap();
+    transport.remember(&Secret::from(r#"a/b+c"d\e=f"#));
+    for text in [
+        r#"a/b+c"d\e=f"#,
+        r#"a/b+c\"d\\e=f"#,
+        r#"a\/b+c\"d\\e=f"#,
+        r#"a\u002fb\u002Bc\u0022d\u005ce=f"#,
+        "a%2Fb%2Bc%22d%5Ce%3Df",
+        "a%2fb%2bc%22d%5ce%3df",
+        "proxy@password",
+        "proxy%40password",
+    ] {
+        let shown = transport.redact(&format!("é <{text}>{text}, a/b+c"));
+        assert_eq!(shown, "é <***>***, a/b+c", "{text}");
+    }
+    let mut context = crate::error::Context::new("bad");
+    context.body = Some(json!({"detail": [r#"bad key a/b+c"d\e=f"#]}));
+    let error = transport.redact_error(Error::Status(context));
+    let body = error.context().and_then(|context| context.body.clone());
+    assert_eq!(body, Some(json!({"detail": ["bad key ***"]})));
+}
