@@ -41,6 +41,8 @@ pub(crate) enum Meaning {
     BrokenOff,
     /// Trying again changes nothing: a URL, a certificate, a file, a redirect.
     Hopeless,
+    /// The service took the request, and trying again finds its answer no better.
+    Misled,
     /// This client was stopped.
     Stopped,
 }
@@ -90,6 +92,7 @@ impl Meaning {
             Self::Pending
             | Self::Failing
             | Self::BrokenOff
+            | Self::Misled
             // A stopped client may have been waiting for the answer.
             | Self::Stopped => Effect::Unknown,
             Self::Busy

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::retry::Meaning;
 use crate::descriptors::are_used_up;
-use crate::error::{Context, Error};
+use crate::error::{Context, Effect, Error};
 
 /// One attempt that ended without an answer.
 #[derive(Debug, Clone)]
@@ -44,6 +44,8 @@ pub(crate) enum FaultKind {
     Rejected,
     /// A redirect that may not be followed.
     Redirect,
+    /// The service took the request and named a place for its answer that cannot be used.
+    Misled,
     /// The request itself cannot be sent: a bad header or URL.
     Request,
     /// A file on this machine that cannot be read or written.
@@ -95,6 +97,19 @@ impl Fault {
         self.kind = match self.kind {
             FaultKind::Tls => FaultKind::Connect,
             FaultKind::Redirect => FaultKind::Rejected,
+            FaultKind::Misled => FaultKind::Dropped,
+            other => other,
+        };
+        self
+    }
+
+    /// The same fault of a request that had been taken, on the way to its answer: what was never
+    /// sent now says nothing about what was sent then.
+    pub(super) fn of_taken_request(mut self) -> Self {
+        self.kind = match self.kind {
+            FaultKind::Timeout { .. } => FaultKind::Timeout { sent: true },
+            _ if self.meaning() == Meaning::Unreached => FaultKind::Dropped,
+            _ if self.meaning().effect() == Effect::None => FaultKind::Misled,
             other => other,
         };
         self
@@ -114,9 +129,11 @@ impl Fault {
             FaultKind::Stopped => Error::Closed(context),
             FaultKind::File => Error::Io(context),
             // Trying again changes nothing: the URL, the certificates or the request have to.
-            FaultKind::Tls | FaultKind::Redirect | FaultKind::Request | FaultKind::ProxyAuth => {
-                Error::Config(context)
-            }
+            FaultKind::Tls
+            | FaultKind::Redirect
+            | FaultKind::Misled
+            | FaultKind::Request
+            | FaultKind::ProxyAuth => Error::Config(context),
             _ => Error::Connection(context),
         }
     }

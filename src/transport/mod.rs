@@ -146,7 +146,8 @@ impl Transport {
         request: &Request<'_>,
         mut buffer: Vec<u8>,
     ) -> Result<Response, Fault> {
-        let outcome = self.open(request).and_then(|(head, body)| {
+        let mut taken = false;
+        let outcome = self.open(request, &mut taken).and_then(|(head, body)| {
             buffer.clear();
             if let Some(length) = head.header("content-length").and_then(|n| n.parse().ok()) {
                 // A server may announce anything; what really comes grows the buffer.
@@ -162,7 +163,7 @@ impl Transport {
             }
             self.accept(request, head, buffer)
         });
-        self.settle(request, outcome, |response| response.status())
+        self.settle(request, outcome, taken, |response| response.status())
     }
 
     /// Sends a request and hands out the answer's body as it arrives.
@@ -174,8 +175,9 @@ impl Transport {
         &self,
         request: &Request<'_>,
     ) -> Result<(Head, impl Read + Send + 'static), Fault> {
-        let outcome = self.open(request);
-        let (head, body) = self.settle(request, outcome, |(head, _)| head.status)?;
+        let mut taken = false;
+        let outcome = self.open(request, &mut taken);
+        let (head, body) = self.settle(request, outcome, taken, |(head, _)| head.status)?;
         Ok((head, body.into_reader()))
     }
 
@@ -267,11 +269,13 @@ impl Transport {
         Ok(Response { head, body })
     }
 
-    /// Logs the outcome and names a fault of a stopped pool for what it is.
+    /// Logs the outcome and names a fault for what it is: of a stopped pool, of a request that was
+    /// taken, of a service that is known.
     fn settle<T>(
         &self,
         request: &Request<'_>,
         outcome: Result<T, Fault>,
+        taken: bool,
         status: impl Fn(&T) -> u16,
     ) -> Result<T, Fault> {
         let label = &request.label;
@@ -294,6 +298,10 @@ impl Transport {
                 if fault.is_unreachable() || fault.kind == FaultKind::Tls {
                     self.inner.agents.forget_names();
                 }
+                let fault = match taken {
+                    true => fault.of_taken_request(),
+                    false => fault,
+                };
                 match self.has_met() {
                     true => Err(fault.of_known_service()),
                     false => Err(fault),
@@ -302,8 +310,9 @@ impl Transport {
         }
     }
 
-    /// Sends a request, follows redirects, and returns once an answer has begun.
-    fn open(&self, request: &Request<'_>) -> Result<(Head, ureq::Body), Fault> {
+    /// Sends a request, follows redirects, and returns once an answer has begun. `taken` says
+    /// whether somebody sent the request on to its answer, and so may have done it.
+    fn open(&self, request: &Request<'_>, taken: &mut bool) -> Result<(Head, ureq::Body), Fault> {
         let mut url = self.url(request);
         let mut method = request.method;
         let mut body = request.body;
@@ -322,6 +331,7 @@ impl Transport {
             // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
             let headers = self.headers(request, method, stranger)?;
             let (head, answer) = self.send(request, method, &url, headers, &body, left)?;
+            *taken |= matches!(head.status, 301..=303) && method != Method::Get;
             let has_body = !matches!(body, Body::Empty);
             let location = head.header("location");
             match redirect::step(head.status, location, &url, method, has_body, followed) {

@@ -26,6 +26,7 @@ impl Meaning {
             FaultKind::Tls | FaultKind::Redirect | FaultKind::Request | FaultKind::File => {
                 Self::Hopeless
             }
+            FaultKind::Misled => Self::Misled,
             FaultKind::Stopped => Self::Stopped,
         }
     }
@@ -57,6 +58,7 @@ mod tests {
             (F::ProxyAuth, Forbidden, false, NONE),
             (F::Tls, Hopeless, false, NONE),
             (F::Redirect, Hopeless, false, NONE),
+            (F::Misled, Misled, false, UNKNOWN),
             (F::Request, Hopeless, false, NONE),
             (F::File, Hopeless, false, NONE),
             (F::Stopped, Stopped, false, UNKNOWN),

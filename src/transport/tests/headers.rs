@@ -355,6 +355,47 @@ fn see_other_is_fetched_without_the_body() {
     assert_eq!(second.header("x-idempotency-key"), None);
 }
 
+/// A service that sends a request on to its answer may have done it, whatever lies there.
+#[test]
+fn what_was_sent_on_to_its_answer_may_have_counted() {
+    use crate::error::Effect;
+    let server = Server::start();
+    let (stranger, known) = (transport(&server), transport(&server));
+    server.reply("GET", "hello", hello());
+    known.exchange(&get("hello")).unwrap();
+    // Nobody listens, the way is not one, and an empty 400 is somebody's on the way.
+    for location in ["http://127.0.0.1:1/result", "ftp://h/result", "/result"] {
+        server.always("GET", "/result", Reply::status(400));
+        for transport in [&stranger, &known] {
+            for status in [301, 302, 303] {
+                let reply = || Reply::status(status).with_header("Location", location);
+                server.reply("POST", "x", reply());
+                let fault = transport.exchange(&post("x")).unwrap_err();
+                let effects = [fault.meaning().effect(), fault.to_error("POST x").effect()];
+                assert_eq!(
+                    effects,
+                    [Effect::Unknown; 2],
+                    "{status} {location}: {fault}"
+                );
+                // What only asks has nothing to count.
+                server.reply("GET", "x", reply());
+                let fault = transport.exchange(&get("x")).unwrap_err();
+                assert_eq!(
+                    fault.meaning().effect(),
+                    Effect::None,
+                    "{status} {location}"
+                );
+            }
+        }
+    }
+    // What may be final the first time is so still.
+    let reply = Reply::status(303).with_header("Location", "ftp://h/result");
+    server.reply("POST", "x", reply);
+    let fault = stranger.exchange(&post("x")).unwrap_err();
+    assert!(!fault.meaning().is_passing(), "{fault}");
+    assert!(matches!(fault.to_error("POST x"), Error::Config(_)));
+}
+
 #[test]
 fn redirects_end_after_five() {
     let server = Server::start();
