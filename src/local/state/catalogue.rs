@@ -227,11 +227,33 @@ impl Catalogue {
         let file = self.folder(&path).join(&checkpoint.file);
         // What takes long comes first: until the record names them, the weights do not count.
         disk::write_ahead(&file, weights)?;
+        self.enter(checkpoint)
+    }
+
+    /// Has weights that were written ahead count. If that fails, everything is as it was.
+    fn enter(&self, mut checkpoint: Checkpoint) -> Result<()> {
+        let path = checkpoint.path.clone();
+        let record = self.record_file(&path);
+        let file = self.folder(&path).join(&checkpoint.file);
         let _writing = lock(&self.writing);
-        let replaced = self.checkpoint(&path).map(|replaced| replaced.file);
+        let old = self.checkpoint(&path);
+        let replaced = old.as_ref().map(|old| old.file.clone());
         checkpoint.replaces = replaced.clone();
-        disk::write_record(&record, &checkpoint)?;
-        disk::publish(&file)?;
+        let written = disk::write_record(&record, &checkpoint);
+        if let Err(error) = written.and_then(|()| disk::publish(&file)) {
+            let undone = match &old {
+                Some(old) => disk::write_record(&record, old),
+                None => disk::remove(&record),
+            };
+            // As long as the record may name the new weights, they stay.
+            let undone = undone
+                .and_then(|()| disk::remove(&disk::ahead(&file)))
+                .and_then(|()| disk::remove(&file));
+            if let Err(error) = undone {
+                log::error!("local server: {path} was not saved, but may be there later: {error}");
+            }
+            return Err(error);
+        }
         let run = {
             let mut shelves = lock(&self.shelves);
             shelves.put(checkpoint);
@@ -360,7 +382,10 @@ impl Catalogue {
         let deleted = record.with_extension(DELETED);
         disk::rename(&record, &deleted)?;
         lock(&self.shelves).remove(path);
-        finish_deleting(self.root(), &deleted)?;
+        // It is gone; the next start makes up for the rest.
+        if let Err(error) = finish_deleting(self.root(), &deleted) {
+            log::warn!("local server: {path} was deleted, but {error}");
+        }
         Ok(())
     }
 
@@ -500,7 +525,8 @@ fn read_checkpoints(root: &Path) -> (Vec<Record<Checkpoint>>, BTreeMap<PathBuf, 
             // The record counts, so the weights do. What is wrong with them shows when they are read.
             let _ = disk::publish(&weights);
         }
-        if let Some(replaced) = value.replaces.as_ref().filter(|file| **file != value.file) {
+        let replaced = value.replaces.as_ref().filter(|file| **file != value.file);
+        if let Some(replaced) = replaced.filter(|_| weights.exists()) {
             let _ = disk::remove(&path.with_file_name(replaced));
         }
     }
@@ -650,6 +676,75 @@ mod tests {
         }
         save(&catalogue, &path);
         assert_eq!(catalogue.weights(&path).unwrap(), b"new");
+    }
+
+    /// Nor is it there after a restart, and what it would have replaced is.
+    #[test]
+    fn what_failed_was_not_saved() {
+        for replaces in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let open = || Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+            let catalogue = open();
+            let path = checkpoint("a", None).path;
+            if replaces {
+                let old = checkpoint("a", None);
+                catalogue.add_checkpoint(old, b"old").unwrap();
+            }
+            // The weights cannot get their name: they are not there.
+            let new = Checkpoint {
+                file: format!("{}.safetensors", uuid::Uuid::new_v4()),
+                ..checkpoint("a", None)
+            };
+            catalogue.enter(new).unwrap_err();
+            let check = |catalogue: &Catalogue| match replaces {
+                true => assert_eq!(catalogue.weights(&path).unwrap(), b"old"),
+                false => assert!(catalogue.checkpoint(&path).is_none()),
+            };
+            check(&catalogue);
+            drop(catalogue);
+            let catalogue = open();
+            assert_eq!(catalogue.problems(), Vec::<String>::new());
+            check(&catalogue);
+        }
+    }
+
+    /// What a record replaces is removed for the sake of what it names.
+    #[test]
+    fn old_weights_stay_as_long_as_there_are_no_new_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+        let catalogue = open();
+        let old = checkpoint("a", None);
+        let path = old.path.clone();
+        catalogue.add_checkpoint(old, b"old").unwrap();
+        let old = catalogue.checkpoint(&path).unwrap();
+        let new = Checkpoint {
+            file: format!("{}.safetensors", uuid::Uuid::new_v4()),
+            replaces: Some(old.file.clone()),
+            ..old.clone()
+        };
+        catalogue.write_checkpoint(&new).unwrap();
+        let weights = catalogue.folder(&path).join(&old.file);
+        drop(catalogue);
+        let _catalogue = open();
+        assert_eq!(std::fs::read(weights).unwrap(), b"old");
+    }
+
+    /// Whoever hears that it failed deletes again, and is told that there is no such checkpoint.
+    #[test]
+    fn what_is_gone_was_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+        let one = checkpoint("a", None);
+        let path = one.path.clone();
+        catalogue.add_checkpoint(one, b"one").unwrap();
+        // The weights cannot be got rid of.
+        let weights = catalogue.checkpoint(&path).unwrap().file;
+        let weights = catalogue.folder(&path).join(weights);
+        std::fs::remove_file(&weights).unwrap();
+        std::fs::create_dir(&weights).unwrap();
+        assert!(catalogue.delete(&path).is_ok());
+        assert!(catalogue.checkpoint(&path).is_none());
     }
 
     #[test]
