@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::error::{Context, Error, Result};
 use crate::local::work::Workshop;
+use crate::local::work::crew::guarded;
 
 /// Ends silent sessions, saves models in training and drops what is over, until it is dropped itself.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ impl Janitor {
         let pause = pause.clamp(Duration::from_millis(10), Duration::from_secs(5));
         let thread = std::thread::Builder::new()
             .name("tinker-local-janitor".into())
-            .spawn(move || work(&workshop, &stopped, pause))
+            .spawn(move || work(&stopped, pause, || workshop.tidy()))
             .map_err(|error| Error::Internal(Context::caused("no thread", error)))?;
         Ok(Self {
             stop: Some(stop),
@@ -38,9 +39,9 @@ impl Janitor {
     }
 }
 
-fn work(workshop: &Arc<Workshop>, stopped: &Receiver<()>, pause: Duration) {
+fn work(stopped: &Receiver<()>, pause: Duration, mut tidy: impl FnMut()) {
     while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        workshop.tidy();
+        guarded(&mut tidy);
     }
 }
 
@@ -51,5 +52,24 @@ impl Drop for Janitor {
             // A panic was logged where it happened.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bad_day_does_not_end_the_work() {
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let (mut stop, mut days) = (Some(stop), 0);
+        work(&stopped, Duration::ZERO, || {
+            days += 1;
+            match days {
+                1 => panic!("a bad day"),
+                _ => drop(stop.take()),
+            }
+        });
+        assert_eq!(days, 2);
     }
 }

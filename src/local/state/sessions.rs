@@ -293,7 +293,7 @@ fn unknown(id: &str) -> StateError {
 
 /// An active session with nothing in it.
 #[cfg(test)]
-pub(super) fn session(id: &str) -> Session {
+pub(in crate::local) fn session(id: &str) -> Session {
     Session {
         id: id.into(),
         created_at: Timestamp::UNIX_EPOCH,

@@ -64,8 +64,13 @@ impl Crew {
 
 fn work(tasks: &Receiver<Task>) {
     for task in tasks {
-        if catch_unwind(AssertUnwindSafe(task)).is_err() {
-            log::error!("local server: a task panicked");
-        }
+        guarded(task);
+    }
+}
+
+/// Does something that others do not end with, should it panic.
+pub(in crate::local) fn guarded(task: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(task)).is_err() {
+        log::error!("local server: a task panicked");
     }
 }

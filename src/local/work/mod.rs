@@ -3,7 +3,7 @@
 mod batch;
 pub(super) mod checkpoints;
 pub(super) mod convert;
-mod crew;
+pub(super) mod crew;
 mod custom;
 pub(super) mod generate;
 mod imports;
@@ -31,7 +31,7 @@ use super::state::sessions::LOCAL;
 use crate::error::Result;
 use crate::types::TinkerPath;
 use batch::SamplingThread;
-use crew::Crew;
+use crew::{Crew, guarded};
 use library::{Library, Offer};
 use vocabulary::Vocabulary;
 
@@ -144,7 +144,7 @@ impl Workshop {
             log::warn!("local server: session {} lost its heartbeat", session.id);
             let models = session.models.values();
             for model in models.filter_map(|id| self.state.models.get(id).ok()) {
-                saving::lay_down(self, &model);
+                guarded(|| saving::lay_down(self, &model));
             }
             self.state.end_session(&session);
         }
@@ -158,5 +158,75 @@ impl Workshop {
         saving::farewell(self);
         self.sampling.values().for_each(SamplingThread::close);
         self.state.ledger.write();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::engine::{LoraSpec, Trainer};
+    use crate::local::state::{Keep, sessions};
+    use crate::sync::lock;
+    use crate::types::LoraConfig;
+
+    const RUN: &str = "s:train:0";
+
+    /// A workshop with the built-in model, in which one model trains.
+    pub(super) fn workshop(runtime: &tokio::runtime::Runtime) -> (Arc<Workshop>, Arc<Model>) {
+        let (runtime, now) = (runtime.handle().clone(), Duration::ZERO);
+        let state = State::open(None, now, Keep::default(), HashMap::new(), runtime).unwrap();
+        let options = WorkOptions {
+            adapter_memory: None,
+            save_every: Some(Duration::ZERO),
+            tempered_logprobs: false,
+            quantized_sampling: false,
+        };
+        let memory = Memory::new(Some(1 << 30));
+        let workshop = Workshop::open(Arc::new(state), &[], 1, memory, options).unwrap();
+        let base = workshop.library.offers()[0].name.clone();
+        let model = Model::new(RUN.into(), "s".into(), base, LoraConfig::rank(1));
+        *lock(&model.trainer) = Some(trainer(&workshop, 0));
+        let model = Arc::new(model);
+        workshop.state.models.add(model.clone());
+        let mut session = sessions::session("s");
+        session.models.insert(0, RUN.into());
+        workshop.state.sessions.add(session);
+        (Arc::new(workshop), model)
+    }
+
+    /// A model whose saving panics.
+    pub(super) fn ill(model: &Model) {
+        let mut on_disk = lock(&model.on_disk);
+        on_disk.is_behind = true;
+        // There is no next one.
+        on_disk.generation = u64::MAX;
+    }
+
+    pub(super) fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+    }
+
+    fn trainer(workshop: &Workshop, seed: u64) -> Trainer {
+        let name = &workshop.library.offers()[0].name;
+        let spec = LoraSpec {
+            rank: 1,
+            seed,
+            attn: true,
+            mlp: true,
+            unembed: true,
+        };
+        Trainer::new(&workshop.library.base(name).unwrap(), spec).unwrap()
+    }
+
+    /// What ends a session that fell silent goes on to the others.
+    #[test]
+    fn a_model_that_cannot_be_saved_keeps_no_session_alive() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        ill(&model);
+        workshop.tidy();
+        assert!(workshop.state.models.get(RUN).is_err());
     }
 }

@@ -102,17 +102,27 @@ pub(super) fn wish(workshop: &Arc<Workshop>, model: &Arc<Model>, change: impl Fn
     schedule(workshop, model, &mut queue);
 }
 
+/// Being the only one at work on a model. However it ends, the queue goes on.
+struct Turn<'a>(&'a Arc<Workshop>, &'a Arc<Model>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        wish(self.0, self.1, |queue| queue.running = false);
+    }
+}
+
 /// Does something with a model that no task is at work on; nothing otherwise.
 pub(super) fn while_idle(workshop: &Arc<Workshop>, model: &Arc<Model>, work: impl FnOnce()) {
     if std::mem::replace(&mut lock(&model.queue).running, true) {
         return;
     }
+    let _turn = Turn(workshop, model);
     work();
-    wish(workshop, model, |queue| queue.running = false);
 }
 
 /// Runs the front of the queue, then lets other models have a turn.
 fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
+    let _turn = Turn(workshop, model);
     if std::mem::take(&mut lock(&model.queue).save_due) {
         saving::save(workshop, model);
     }
@@ -126,13 +136,15 @@ fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
     if let Some(mut job) = job {
         // It waits no longer; what it takes now it promises itself.
         job.memory = None;
-        saving::begin_request(workshop, model);
         let (state, start) = (&workshop.state, state::now());
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(workshop, model, job.work)))
-            .unwrap_or_else(|_| {
-                state.catalogue.mark_corrupted(&model.id);
-                Outcome::failed("the engine failed; restore the model from a checkpoint")
-            });
+        let work = || {
+            saving::begin_request(workshop, model);
+            run(workshop, model, job.work)
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            state.catalogue.mark_corrupted(&model.id);
+            Outcome::failed("the engine failed; restore the model from a checkpoint")
+        });
         let id = &job.request_id;
         state.trace(&model.session_id, &model.id, job.endpoint, id, start);
         state.finish(job.endpoint, id, outcome);
@@ -141,9 +153,6 @@ fn run_next(workshop: &Arc<Workshop>, model: &Arc<Model>) {
         saving::save(workshop, model);
     }
     drop(farewell);
-    let mut queue = lock(&model.queue);
-    queue.running = false;
-    schedule(workshop, model, &mut queue);
 }
 
 fn run(workshop: &Workshop, model: &Model, work: Work) -> Outcome {
@@ -152,4 +161,34 @@ fn run(workshop: &Workshop, model: &Model, work: Work) -> Outcome {
     let outcome = jobs::run(workshop, model, &mut trainer, work);
     *lock(&model.trainer) = trainer;
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{ill, runtime, workshop};
+    use super::*;
+
+    /// Whatever ends somebody's turn with a model: the next one has it.
+    #[test]
+    fn a_panic_leaves_no_model_at_work_for_ever() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        ill(&model);
+        let idle = || while_idle(&workshop, &model, || saving::save(&workshop, &model));
+        assert!(catch_unwind(AssertUnwindSafe(idle)).is_err());
+        assert!(!lock(&model.queue).running);
+        for is_last in [false, true] {
+            let (sender, done) = crossbeam_channel::bounded::<()>(0);
+            {
+                let mut queue = lock(&model.queue);
+                queue.running = true;
+                queue.save_due = !is_last;
+                queue.farewell = Some(sender).filter(|_| is_last);
+            }
+            let next = || run_next(&workshop, &model);
+            assert!(catch_unwind(AssertUnwindSafe(next)).is_err());
+            assert!(!lock(&model.queue).running, "{is_last}");
+            assert!(done.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected));
+        }
+    }
 }
