@@ -32,10 +32,9 @@ pub(in crate::local) struct Adapters {
 
 #[derive(Debug, Default)]
 struct Remembered {
-    slots: HashMap<TinkerPath, Arc<Slot>>,
+    /// With the file each was read from: a path may stand for other weights by now.
+    slots: HashMap<TinkerPath, (String, Arc<Slot>)>,
     order: VecDeque<TinkerPath>,
-    /// How often a checkpoint has changed: what was read before one is not remembered after it.
-    changes: u64,
 }
 
 /// One adapter, wherever it is.
@@ -96,27 +95,24 @@ impl Adapters {
         slot
     }
 
-    /// The adapter of a checkpoint, made by `load` unless it is remembered.
+    /// The adapter of a checkpoint whose weights are in `file`, made by `load` unless it is
+    /// remembered. Each file is written once.
     pub(in crate::local) fn of_checkpoint(
         &self,
         path: &TinkerPath,
+        file: &str,
         load: impl FnOnce() -> Result<Trainer>,
     ) -> Result<Arc<Slot>> {
-        let changes = {
-            let paths = lock(&self.paths);
-            if let Some(slot) = paths.slots.get(path) {
-                return Ok(slot.clone());
-            }
-            paths.changes
-        };
+        let known = lock(&self.paths).slots.get(path).cloned();
+        if let Some((_, slot)) = known.filter(|(of, _)| of == file) {
+            return Ok(slot);
+        }
         // Two may load the same at once: one too many, but nobody waits for a disk with a lock.
         let trainer = load()?;
         let slot = self.keep(trainer.base(), trainer.adapter());
         let mut paths = lock(&self.paths);
-        if paths.changes != changes {
-            return Ok(slot);
-        }
-        if paths.slots.insert(path.clone(), slot.clone()).is_none() {
+        let remembered = (file.to_owned(), slot.clone());
+        if paths.slots.insert(path.clone(), remembered).is_none() {
             paths.order.push_back(path.clone());
         }
         if paths.order.len() > REMEMBERED
@@ -127,10 +123,9 @@ impl Adapters {
         Ok(slot)
     }
 
-    /// Forgets what was read from a checkpoint that has changed.
+    /// Lets go of what was read from a checkpoint that is no more.
     pub(in crate::local) fn forget(&self, path: &TinkerPath) {
         let mut paths = lock(&self.paths);
-        paths.changes += 1;
         paths.slots.remove(path);
         paths.order.retain(|other| other != path);
     }
@@ -138,8 +133,10 @@ impl Adapters {
     /// Forgets what was read from checkpoints that nobody samples from now.
     pub(in crate::local) fn forget_unused(&self) {
         let mut paths = lock(&self.paths);
-        paths.slots.retain(|_, slot| Arc::strong_count(slot) > 1);
-        let Remembered { slots, order, .. } = &mut *paths;
+        paths
+            .slots
+            .retain(|_, (_, slot)| Arc::strong_count(slot) > 1);
+        let Remembered { slots, order } = &mut *paths;
         order.retain(|path| slots.contains_key(path));
     }
 
@@ -320,14 +317,14 @@ mod tests {
         let adapters = Adapters::new(1 << 30, parent.path().to_owned());
         let path: TinkerPath = "tinker://run/sampler_weights/a".parse().unwrap();
         let trainer = |seed| Trainer::new(&base, spec(seed));
-        let old = adapters.of_checkpoint(&path, || {
-            // Saved again while the old weights are read.
-            adapters.forget(&path);
+        let old = adapters.of_checkpoint(&path, "old", || {
+            // Saved again, and read again, while the old weights are read.
+            adapters.of_checkpoint(&path, "new", || trainer(2)).unwrap();
             trainer(1)
         });
-        let new = adapters.of_checkpoint(&path, || trainer(2)).unwrap();
+        let new = adapters.of_checkpoint(&path, "new", || trainer(2)).unwrap();
         assert!(!Arc::ptr_eq(&old.unwrap(), &new));
-        let again = adapters.of_checkpoint(&path, || panic!("it is remembered"));
+        let again = adapters.of_checkpoint(&path, "new", || panic!("it is remembered"));
         assert!(Arc::ptr_eq(&again.unwrap(), &new));
     }
 }

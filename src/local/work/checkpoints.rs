@@ -116,18 +116,23 @@ pub(super) fn save(
     })
 }
 
+/// A checkpoint that must be there.
+pub(super) fn find(workshop: &Workshop, path: &TinkerPath) -> Result<Checkpoint> {
+    let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
+    workshop
+        .state
+        .catalogue
+        .checkpoint(path)
+        .ok_or_else(missing)
+}
+
 /// Reads a checkpoint back; one that turns out damaged is set aside.
 pub(in crate::local) fn restore(
     workshop: &Workshop,
     path: &TinkerPath,
     optimizer: bool,
 ) -> Result<Trainer> {
-    let missing = || Error::invalid("path", format!("no such checkpoint: {path}"));
-    let checkpoint = workshop
-        .state
-        .catalogue
-        .checkpoint(path)
-        .ok_or_else(missing)?;
+    let checkpoint = find(workshop, path)?;
     if optimizer && path.kind() != CheckpointKind::Training {
         let problem = format!("{path} holds no optimiser");
         return Err(Error::invalid("path", problem));

@@ -104,8 +104,9 @@ impl Workshop {
 
     /// The adapter of a checkpoint.
     pub(super) fn adapter(&self, path: &TinkerPath) -> Result<Arc<Slot>> {
+        let checkpoint = checkpoints::find(self, path)?;
         let load = || checkpoints::restore(self, path, false);
-        self.adapters.of_checkpoint(path, load)
+        self.adapters.of_checkpoint(path, &checkpoint.file, load)
     }
 
     /// Hands a request that was checked to the batch of a sampler's model.
@@ -165,9 +166,10 @@ impl Workshop {
 mod tests {
     use super::*;
     use crate::local::engine::{LoraSpec, Trainer};
+    use crate::local::state::catalogue::Checkpoint;
     use crate::local::state::{Keep, sessions};
     use crate::sync::lock;
-    use crate::types::LoraConfig;
+    use crate::types::{LoraConfig, Timestamp};
 
     const RUN: &str = "s:train:0";
 
@@ -218,6 +220,48 @@ mod tests {
             unembed: true,
         };
         Trainer::new(&workshop.library.base(name).unwrap(), spec).unwrap()
+    }
+
+    /// However the one before it came to its end.
+    #[test]
+    fn what_comes_anew_at_a_path_is_sampled_with_its_own_weights() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        let catalogue = &workshop.state.catalogue;
+        let path: TinkerPath = format!("tinker://{RUN}/sampler_weights/a").parse().unwrap();
+        for seed in 1..4 {
+            let made = trainer(&workshop, seed);
+            let checkpoint = Checkpoint {
+                path: path.clone(),
+                owner: LOCAL.to_owned(),
+                base_model: model.base_model.clone(),
+                lora: model.lora.clone(),
+                time: Timestamp::UNIX_EPOCH,
+                fingerprint: None,
+                file: String::new(),
+                size_bytes: 0,
+                checksum: 0,
+                replaces: None,
+                public: false,
+                expires_at: Some(Timestamp::UNIX_EPOCH).filter(|_| seed == 1),
+                user_metadata: None,
+                project_id: None,
+            };
+            // The first expires, the second is written over.
+            catalogue
+                .add_checkpoint(checkpoint, &made.save().unwrap())
+                .unwrap();
+            let slot = workshop.adapter(&path).unwrap();
+            assert!(
+                Arc::ptr_eq(&slot, &workshop.adapter(&path).unwrap()),
+                "{seed}"
+            );
+            let taken = workshop.adapters.take(&slot).unwrap();
+            assert_eq!(taken.params(), made.adapter().params(), "{seed}");
+            catalogue.expire(Timestamp::UNIX_EPOCH);
+        }
+        catalogue.delete(&path).unwrap();
+        assert!(workshop.adapter(&path).is_err());
     }
 
     /// What ends a session that fell silent goes on to the others.
