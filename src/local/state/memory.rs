@@ -51,11 +51,14 @@ impl Memory {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow);
         grown.map_err(|used| {
             let free = self.limit.saturating_sub(used) >> 20;
-            let problem = format!(
-                "would take {} MiB, and the server has {free} MiB left of {}",
-                bytes >> 20,
-                self.limit >> 20
-            );
+            let (wanted, limit) = (bytes >> 20, self.limit >> 20);
+            let problem = match bytes > self.limit {
+                true => format!("would take {wanted} MiB, and the server has {limit} MiB in all"),
+                false => format!(
+                    "would take {wanted} MiB, and the server has {free} MiB left of {limit}: \
+                     other models and requests have the rest now; end some, or try again later"
+                ),
+            };
             Error::invalid(field, problem)
         })?;
         Ok(Promise {
@@ -105,6 +108,10 @@ mod tests {
                 .to_string()
                 .contains("invalid b")
         );
+        // What can never be had is told apart from what others have now.
+        let refused = |bytes| memory.promise("b", bytes).unwrap_err().to_string();
+        assert!(refused(100).contains("try again"), "{}", refused(100));
+        assert!(!refused(101).contains("try again"), "{}", refused(101));
         assert!(memory.promise("b", usize::MAX).is_err());
         drop(held);
         assert_eq!(memory.used(), 0);
