@@ -8,6 +8,7 @@ use super::files::{self, Links, Plan};
 use super::link::Link;
 use super::part::cannot;
 use crate::error::{Context, Error, Result};
+use crate::files::folder_of;
 
 /// A downloaded checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,28 +41,38 @@ impl Stage {
             let problem = format!("{problem}: {}", target.display());
             Error::invalid("folder", problem)
         };
-        if target.exists() && !force {
-            return Err(refuse("is there already"));
-        }
-        if target.is_file() {
-            return Err(refuse("is a file"));
-        }
+        let check = || match target {
+            target if target.exists() && !force => Err(refuse("is there already")),
+            target if target.is_file() => Err(refuse("is a file")),
+            _ => Ok(()),
+        };
+        check()?;
         let name = target
             .file_name()
             .ok_or_else(|| refuse("names no folder"))?;
         let name = name.to_string_lossy();
         let folder = target.with_file_name(format!(".{name}.partial"));
         let lock = target.with_file_name(format!(".{name}.partial.lock"));
-        fs::create_dir_all(&folder).map_err(|error| cannot("make", &folder, error))?;
-        let held = File::create(&lock).map_err(|error| cannot("write", &lock, error))?;
-        held.try_lock()
-            .map_err(|_| refuse("another download to it is under way"))?;
+        let home = folder_of(target);
+        fs::create_dir_all(home).map_err(|error| cannot("make", home, error))?;
+        let held = loop {
+            let held = File::create(&lock).map_err(|error| cannot("write", &lock, error))?;
+            held.try_lock()
+                .map_err(|_| refuse("another download to it is under way"))?;
+            // Whoever had it before may have removed it meanwhile: then it keeps nobody out.
+            if has_name(&held) {
+                break held;
+            }
+        };
         let stage = Self {
             target: target.to_owned(),
             folder,
             lock,
             held,
         };
+        // What was true before the lock may be so no longer.
+        check()?;
+        fs::create_dir_all(&stage.folder).map_err(|error| cannot("make", &stage.folder, error))?;
         stage.reserve(checkpoint)?;
         Ok(stage)
     }
@@ -145,6 +156,18 @@ impl Drop for Stage {
         let _ = fs::remove_file(&self.lock);
         let _ = self.held.unlock();
     }
+}
+
+/// Whether an open file still has a name, as far as can be told.
+#[cfg(unix)]
+fn has_name(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().is_ok_and(|found| found.nlink() > 0)
+}
+
+#[cfg(not(unix))]
+fn has_name(_: &File) -> bool {
+    true
 }
 
 /// Removes everything below a folder but these files.
@@ -259,5 +282,37 @@ mod tests {
             let found = inside(folder, name).ok();
             assert_eq!(found, expected.map(PathBuf::from), "{name:?}");
         }
+    }
+
+    /// Many come and go at once: only one is there at a time, and what one has made is not taken
+    /// for nothing by the next.
+    #[test]
+    fn a_place_is_one_downloads_at_a_time() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let home = tempfile::tempdir().unwrap();
+        let target = home.path().join("a");
+        let holders = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        match Stage::open(&target, "tinker://R/weights/a", false) {
+                            Ok(stage) => {
+                                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                                assert!(stage.folder.is_dir());
+                                fs::create_dir(&target).unwrap();
+                                holders.fetch_sub(1, Ordering::SeqCst);
+                            }
+                            Err(error) => {
+                                let text = error.to_string();
+                                let refused = ["is there already", "is under way"];
+                                assert!(refused.iter().any(|one| text.contains(one)), "{text}");
+                                let _ = fs::remove_dir(&target);
+                            }
+                        }
+                    }
+                });
+            }
+        });
     }
 }
