@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 
-/// Far below anything a model says, and still a number.
-const NEVER: f32 = -1e9;
+/// What is never drawn, whatever the temperature.
+const NEVER: f32 = f32::NEG_INFINITY;
 
 /// Biases and penalties. The log-probabilities that are reported stay the model's own.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,6 +157,28 @@ mod tests {
         );
         // A share of 0.2 is 1.6 below the peak.
         check(Adjust { min_p: 0.2, ..none }, &[], [2.0, 1.0, NEVER, NEVER]);
+    }
+
+    /// However hot it is, and whatever the draw.
+    #[test]
+    fn what_is_excluded_is_never_drawn() {
+        use crate::local::engine::pick::{Candidates, Picker};
+        use crate::local::engine::rng::Rng;
+        let adjust = Adjust {
+            min_p: 1.0,
+            ..Adjust::default()
+        };
+        for temperature in [0.5, 1.0, 1e8, 1e30, 1e300] {
+            let logits = adjust.apply(&[0.0, 1.0, 2.0, 1.5], &[], &[], temperature);
+            for (top_k, top_p) in [(None, 1.0), (Some(3), 1.0), (None, 0.999)] {
+                let picker = Picker::new(temperature, top_k, top_p);
+                let (mut rng, mut room) = (Rng::new(5), Candidates::default());
+                for _ in 0..100 {
+                    let token = picker.pick(&logits, &mut rng, &mut room);
+                    assert_eq!(token, 2, "{temperature} {top_k:?} {top_p}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -58,7 +58,11 @@ impl Picker {
         weights.resize(logits.len(), 0.0);
         vectorised(|| {
             for (weight, logit) in weights.iter_mut().zip(logits) {
-                *weight = exp((logit - peak) * scale);
+                // Ours never gets to 0, and no temperature may make up for what is excluded.
+                *weight = match *logit == f32::NEG_INFINITY {
+                    true => 0.0,
+                    false => exp((logit - peak) * scale),
+                };
             }
         });
         match self.narrows(weights.len()) {
