@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Context, Error, Result};
 use crate::transport::Fault;
-use crate::transport::retry::{Backoff, Meaning};
+use crate::transport::retry::Backoff;
 
 /// How often in a row an attempt may fail without bringing anything.
 const RETRIES: u32 = 5;
@@ -66,9 +66,9 @@ pub(super) fn patiently<T>(
 /// A request that brought no answer.
 pub(super) fn passing(fault: &Fault, label: &str) -> Trouble {
     let error = fault.to_error(label);
-    match fault.meaning() {
-        Meaning::Hopeless | Meaning::Stopped | Meaning::Forbidden => Trouble::Final(error),
-        _ => Trouble::Passing(error, None),
+    match fault.meaning().is_passing() {
+        true => Trouble::Passing(error, None),
+        false => Trouble::Final(error),
     }
 }
 
@@ -80,4 +80,27 @@ pub(super) fn read_text(body: impl Read, url: &str) -> Result<Vec<u8>, Trouble> 
         let message = format!("the answer of {host} broke off");
         Trouble::Passing(Error::Connection(Context::caused(message, error)), None)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::FaultKind;
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        for (kind, again) in [
+            (FaultKind::Refused, true),
+            (FaultKind::Dropped, true),
+            (FaultKind::Timeout { sent: true }, true),
+            (FaultKind::Tls, false),
+            (FaultKind::Redirect, false),
+            (FaultKind::Misled, false),
+            (FaultKind::ProxyAuth, false),
+            (FaultKind::Stopped, false),
+        ] {
+            let trouble = passing(&Fault::new(kind, "no answer"), "GET file");
+            assert_eq!(matches!(trouble, Trouble::Passing(..)), again, "{kind:?}");
+        }
+    }
 }
