@@ -65,6 +65,8 @@ const DOORS: &[Door] = &[
             "bin/",
             // Templates that print the date ask what time it is.
             "text/chat.rs",
+            // The redirects of a request share its limit.
+            "transport/mod.rs",
             // The program that prints a credential has a time limit and a thread that reads it.
             "transport/auth/command.rs",
             // The redirects of a request share its limit.
