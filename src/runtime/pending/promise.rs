@@ -157,7 +157,7 @@ impl<T: Send> Source<T> for Handle<T> {
         }
         let taken = || {
             let message = "the result was already taken from this handle";
-            Err(Error::Internal(Context::new(message)).for_request(self.status.operation()))
+            Err(self.status.name(Error::Internal(Context::new(message))))
         };
         Some(state.result.take().map_or_else(taken, |result| *result))
     }

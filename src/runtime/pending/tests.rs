@@ -30,6 +30,17 @@ fn none_leaves_the_handle_usable_and_some_takes_the_result() {
     assert!(matches!(pending.try_join(), Some(Err(Error::Internal(_)))));
 }
 
+/// Whoever asks again must not take it for something that never was.
+#[test]
+fn a_result_that_was_taken_was_there() {
+    let (promise, pending, status) = pair(OnDrop::GoesOn);
+    status.accepted("R1");
+    promise.resolve(Ok(1));
+    pending.try_join().unwrap().unwrap();
+    let error = pending.try_join().unwrap().unwrap_err();
+    assert_eq!(error.effect(), Effect::Accepted);
+}
+
 #[test]
 fn a_dropped_promise_is_an_error_not_a_hang() {
     let (promise, pending, _) = pair(OnDrop::GoesOn);
