@@ -69,8 +69,6 @@ const DOORS: &[Door] = &[
             "transport/mod.rs",
             // The program that prints a credential has a time limit and a thread that reads it.
             "transport/auth/command.rs",
-            // The redirects of a request share its limit.
-            "transport/mod.rs",
             // Files of a hub are locked, and looked at by age, as its own tools do.
             "text/hub",
             // The model is told today's date, unless the caller gives one.
