@@ -353,15 +353,20 @@ fn a_training_checkpoint_is_exported_fetched_and_the_export_deleted() {
     );
 }
 
+/// Serves a file that breaks off, and then nothing of it.
+fn break_off(server: &Server, body: Vec<u8>) {
+    let cut = Reply::bytes("application/octet-stream", body).cut_before_end(20_000);
+    server.reply("GET", "/dl/a.bin", cut);
+    server.reply("GET", "/dl/a.bin", Reply::status(400));
+}
+
 /// Adapters of one rank have files of one length, and not every store marks its contents.
 #[test]
 fn what_another_checkpoint_left_is_not_taken_up() {
     let fake = Fake::start();
     offer(&fake.server, &["a.bin", "only-in-a"], LATER);
     let (a, b) = (vec![1u8; 50_000], vec![2u8; 50_000]);
-    let cut = Reply::bytes("application/octet-stream", a).cut_before_end(20_000);
-    fake.server.reply("GET", "/dl/a.bin", cut);
-    fake.server.reply("GET", "/dl/a.bin", Reply::status(400));
+    break_off(&fake.server, a);
     fake.server
         .always("GET", "/dl/only-in-a", Reply::bytes("text/plain", "a"));
     let home = tempfile::tempdir().unwrap();
@@ -394,9 +399,7 @@ fn only_what_the_checkpoint_lists_is_published() {
     let fake = Fake::start();
     offer(&fake.server, &["a.bin", "old/b"], LATER);
     let body = content(50_000);
-    let cut = Reply::bytes("application/octet-stream", body.clone()).cut_before_end(20_000);
-    fake.server.reply("GET", "/dl/a.bin", cut);
-    fake.server.reply("GET", "/dl/a.bin", Reply::status(400));
+    break_off(&fake.server, body.clone());
     fake.server
         .always("GET", "/dl/old/b", Reply::bytes("text/plain", "b"));
     let home = tempfile::tempdir().unwrap();

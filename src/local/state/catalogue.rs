@@ -547,27 +547,35 @@ fn finish_deleting(root: &Path, deleted: &Path) -> Result<()> {
     disk::remove(deleted)
 }
 
+/// A checkpoint of nothing in particular.
+#[cfg(test)]
+pub(in crate::local) fn checkpoint(name: &str, expires_at: Option<Timestamp>) -> Checkpoint {
+    Checkpoint {
+        path: TinkerPath::new("s:train:0", CheckpointKind::Training, name).unwrap(),
+        owner: local(),
+        base_model: "m".into(),
+        lora: LoraConfig::rank(1),
+        time: Timestamp::UNIX_EPOCH,
+        fingerprint: None,
+        file: String::new(),
+        size_bytes: 0,
+        checksum: 0,
+        replaces: None,
+        public: false,
+        expires_at,
+        user_metadata: None,
+        project_id: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn checkpoint(name: &str, expires_at: Option<Timestamp>) -> Checkpoint {
-        Checkpoint {
-            path: TinkerPath::new("s:train:0", CheckpointKind::Training, name).unwrap(),
-            owner: local(),
-            base_model: "m".into(),
-            lora: LoraConfig::rank(1),
-            time: Timestamp::UNIX_EPOCH,
-            fingerprint: None,
-            file: String::new(),
-            size_bytes: 0,
-            checksum: 0,
-            replaces: None,
-            public: false,
-            expires_at,
-            user_metadata: None,
-            project_id: None,
-        }
+    /// Puts a folder where a file was, which can then be neither written nor removed.
+    fn block(file: &Path) {
+        std::fs::remove_file(file).unwrap();
+        std::fs::create_dir(file).unwrap();
     }
 
     /// Two things done to one checkpoint side by side, again and again. What the disk says then is
@@ -670,10 +678,8 @@ mod tests {
         catalogue.add_checkpoint(old, b"old").unwrap();
         // Neither the record of the run nor the old weights can be got rid of.
         let weights = catalogue.checkpoint(&path).unwrap().file;
-        for file in [file, catalogue.folder(&path).join(weights)] {
-            std::fs::remove_file(&file).unwrap();
-            std::fs::create_dir(&file).unwrap();
-        }
+        block(&file);
+        block(&catalogue.folder(&path).join(weights));
         save(&catalogue, &path);
         assert_eq!(catalogue.weights(&path).unwrap(), b"new");
     }
@@ -740,9 +746,7 @@ mod tests {
         catalogue.add_checkpoint(one, b"one").unwrap();
         // The weights cannot be got rid of.
         let weights = catalogue.checkpoint(&path).unwrap().file;
-        let weights = catalogue.folder(&path).join(weights);
-        std::fs::remove_file(&weights).unwrap();
-        std::fs::create_dir(&weights).unwrap();
+        block(&catalogue.folder(&path).join(weights));
         assert!(catalogue.delete(&path).is_ok());
         assert!(catalogue.checkpoint(&path).is_none());
     }

@@ -166,7 +166,7 @@ impl Workshop {
 mod tests {
     use super::*;
     use crate::local::engine::{LoraSpec, Trainer};
-    use crate::local::state::catalogue::Checkpoint;
+    use crate::local::state::catalogue::{Checkpoint, checkpoint};
     use crate::local::state::{Keep, sessions};
     use crate::sync::lock;
     use crate::types::{LoraConfig, Timestamp};
@@ -233,19 +233,8 @@ mod tests {
             let made = trainer(&workshop, seed);
             let checkpoint = Checkpoint {
                 path: path.clone(),
-                owner: LOCAL.to_owned(),
                 base_model: model.base_model.clone(),
-                lora: model.lora.clone(),
-                time: Timestamp::UNIX_EPOCH,
-                fingerprint: None,
-                file: String::new(),
-                size_bytes: 0,
-                checksum: 0,
-                replaces: None,
-                public: false,
-                expires_at: Some(Timestamp::UNIX_EPOCH).filter(|_| seed == 1),
-                user_metadata: None,
-                project_id: None,
+                ..checkpoint("a", Some(Timestamp::UNIX_EPOCH).filter(|_| seed == 1))
             };
             // The first expires, the second is written over.
             catalogue

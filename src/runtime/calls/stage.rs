@@ -286,6 +286,7 @@ mod tests {
 
     /// Many come and go at once: only one is there at a time, and what one has made is not taken
     /// for nothing by the next.
+    #[cfg(unix)]
     #[test]
     fn a_place_is_one_downloads_at_a_time() {
         use std::sync::atomic::{AtomicUsize, Ordering};
