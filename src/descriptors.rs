@@ -20,12 +20,11 @@ pub(crate) fn are_used_up(error: &io::Error) -> bool {
     cfg!(unix) && matches!(error.raw_os_error(), Some(23 | 24))
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(unix)]
     fn only_a_want_of_descriptors_is_one() {
         for (code, expected) in [(24, true), (23, true), (103, false)] {
             assert_eq!(are_used_up(&io::Error::from_raw_os_error(code)), expected);

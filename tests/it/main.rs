@@ -48,6 +48,7 @@ mod recovery;
 /// Renderers against the service's own and the cookbook's.
 mod renderers;
 /// Threads, memory and sockets, counted in child processes.
+#[cfg(target_os = "linux")]
 mod resources;
 /// Runs, checkpoints, sessions and accounts.
 mod rest;

@@ -167,7 +167,6 @@ fn wait_for_samples(url: &str, count: usize) {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn two_thousand_polls_cost_a_small_thread_each_and_delay_no_heartbeat() {
     const NAME: &str =
         "resources::two_thousand_polls_cost_a_small_thread_each_and_delay_no_heartbeat";
@@ -203,7 +202,6 @@ fn two_thousand_polls_cost_a_small_thread_each_and_delay_no_heartbeat() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn a_poller_needs_no_thread_per_sample() {
     if let Some(url) = child_url() {
         return wait_for_samples(&url, 2_000);
@@ -284,14 +282,12 @@ fn check_few_descriptors(test: &str, files: u32, flags: serde_json::Value, in_fl
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn at_128_descriptors_all_samples_arrive_and_files_can_be_opened() {
     let name = "at_128_descriptors_all_samples_arrive_and_files_can_be_opened";
     check_few_descriptors(name, 128, json!({}), 24);
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn at_256_descriptors_all_samples_arrive_and_files_can_be_opened() {
     let name = "at_256_descriptors_all_samples_arrive_and_files_can_be_opened";
     check_few_descriptors(name, 256, json!({}), 48);
@@ -308,7 +304,6 @@ fn processor_time() -> u64 {
 /// Three heartbeats are what an idle session does in 30 s, and may cost 5 ms; here the same
 /// three hundred times over.
 #[test]
-#[cfg(target_os = "linux")]
 fn an_idle_session_costs_at_most_5_ms_of_processor_time_in_30_s() {
     const NAME: &str = "resources::an_idle_session_costs_at_most_5_ms_of_processor_time_in_30_s";
     const BEATS: usize = 900;
@@ -343,7 +338,6 @@ fn an_idle_session_costs_at_most_5_ms_of_processor_time_in_30_s() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn killing_the_server_ends_everything_and_leaves_no_thread() {
     const NAME: &str = "resources::killing_the_server_ends_everything_and_leaves_no_thread";
     if let Some(url) = child_url() {

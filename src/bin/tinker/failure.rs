@@ -160,8 +160,9 @@ pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
     say!("Usage: {usage}");
     say!("Try '{} --help' for help.", command.trim());
     say!();
-    let problem = problem.trim_start_matches("error: ");
-    say!("Error: {}", one_line(problem));
+    let problem = problem.trim_start_matches("error: ").trim_end();
+    // clap puts its tips in paragraphs of their own.
+    say!("Error: {}", one_line(&problem.replace("\n\n", "; ")));
     Exit::Usage
 }
 

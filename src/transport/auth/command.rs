@@ -132,6 +132,7 @@ fn wait(child: &mut Child, end: &End<'_>) -> io::Result<()> {
 }
 
 /// How often a client that closes is noticed.
+#[cfg(unix)]
 const LOOK: Duration = Duration::from_millis(50);
 
 /// When to give up.

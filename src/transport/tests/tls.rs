@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -211,7 +211,7 @@ fn an_idle_connection_is_small() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = thread::spawn(move || {
-        let (config, all) = (server_config(), Barrier::new(IDLE));
+        let (config, all) = (server_config(), std::sync::Barrier::new(IDLE));
         let mut sockets = listener.incoming().map(Result::unwrap);
         let reply = |mut stream: Secured| {
             let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";

@@ -1,12 +1,8 @@
 //! What goes wrong is said in one line, with what to do next, and ends with the right code.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-
-use serde_json::json;
 use tinker::local::LocalServer;
 
-use super::{Desk, Said};
+use super::Desk;
 use crate::support::scripted::{Reply, Server};
 
 /// Runs a command that must fail with this code and say both of these in two lines.
@@ -86,6 +82,7 @@ fn wrong_words_are_usage_errors() {
         (&["run", "list", "--limit", "many"], "invalid value 'many'"),
         (&["checkpoint", "info"], "<CHECKPOINT_PATH>"),
         (&["-f", "yaml", "version"], "possible values: table, json"),
+        (&["run", "list", "-m"], "'-m' found; tip: "),
     ] {
         let text = desk.run(args).failed(2);
         let lines: Vec<&str> = text.lines().collect();
@@ -108,7 +105,8 @@ fn wrong_words_are_usage_errors() {
 
 /// Runs the command as the arguments of a shell's script; `None` if what it needs is not installed.
 #[allow(clippy::print_stderr, reason = "says why a test was skipped")]
-fn wrapped(desk: &Desk, script: &str, args: &[&str]) -> Option<Said> {
+#[cfg(target_os = "linux")]
+fn wrapped(desk: &Desk, script: &str, args: &[&str]) -> Option<super::Said> {
     let output = desk.shell(script, args).output().expect("there is a shell");
     if output.status.code() == Some(127) {
         eprintln!(
@@ -121,8 +119,13 @@ fn wrapped(desk: &Desk, script: &str, args: &[&str]) -> Option<Said> {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 #[allow(clippy::print_stderr, reason = "says why a part was skipped")]
 fn files_that_cannot_be_written_are_named() {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use serde_json::json;
+
     let server = Server::start();
     let url = server.url();
     server.always("POST", "client/config", Reply::json(&json!({})));

@@ -11,7 +11,6 @@ use tinker::{ServiceClient, config::Config};
 
 use super::browser::Browser;
 use super::get;
-use crate::cli::Desk;
 
 const MODEL: &str = "tinker-local/tiny";
 const ENTER: &str = "\u{E007}";
@@ -546,7 +545,7 @@ fn the_commands_of_empty_pages_run() {
         browser.go(&format!("{}/#/{page}", server.base_url()));
         browser.wait("document.querySelector('.empty pre')?.textContent.includes('tinker train')");
         let command = browser.value("document.querySelector('.empty pre').textContent");
-        let desk = Desk::bare();
+        let desk = crate::cli::Desk::bare();
         fs::write(
             desk.path().join("chats.jsonl"),
             chats.lines().next().unwrap(),

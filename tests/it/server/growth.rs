@@ -13,6 +13,7 @@ use tinker::local::LocalServer;
 use tinker::types::Timestamp;
 
 use super::Caller;
+#[cfg(target_os = "linux")]
 use super::process::Process;
 use crate::support::http::{self as plain, Reply};
 
@@ -130,6 +131,7 @@ fn listing_runs_is_linear() {
 }
 
 /// Copies a run and its checkpoint this many times, under other names.
+#[cfg(target_os = "linux")]
 fn multiply(data: &Path, run: &str, times: usize) {
     let escaped = run.replace(':', "%3A");
     let record = fs::read_to_string(data.join("runs").join(format!("{escaped}.json"))).unwrap();

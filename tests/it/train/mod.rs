@@ -9,5 +9,6 @@ mod golden;
 mod preference;
 mod resume;
 mod rl;
+#[cfg(unix)]
 mod signals;
 mod trackio;

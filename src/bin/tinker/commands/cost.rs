@@ -107,10 +107,11 @@ impl Cost {
 
     /// What training on a file would take.
     fn of_file(&self, context: &Context) -> anyhow::Result<Count> {
+        let lines = Lines::open(&self.path)?;
         let renderer = self.layout.renderer(context)?;
         let what = self.train_on.unwrap_or_default();
         let mut tokens = 0;
-        for line in Lines::open(&self.path)? {
+        for line in lines {
             let (number, line) = line?;
             let place = || format!("{}, line {number}", self.path.display());
             for example in examples_of(&renderer, &line, what).with_context(place)? {

@@ -1,5 +1,6 @@
 //! `tinker doctor`: everything a client needs, looked at one by one.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -122,7 +123,8 @@ fn examine(report: &mut Report, config: &Config) {
 }
 
 fn server(report: &mut Report, service: &ServiceClient, config: &Config) {
-    let secure = config.base_url().is_ok_and(|url| url.starts_with("https:"));
+    let url = config.base_url().unwrap_or_default();
+    let secure = url.starts_with("https:");
     let started = Instant::now();
     let call = RawCall::get("get_server_capabilities").without_retries();
     let answer = match service.call_raw(&call) {
@@ -133,10 +135,13 @@ fn server(report: &mut Report, service: &ServiceClient, config: &Config) {
     report.ok("reachability", format!("answers within {took} ms"));
     match secure {
         true => report.ok("TLS", "the certificate is trusted"),
+        false if on_this_machine(&url) => {
+            report.ok("TLS", "not used, nor needed: the server is on this machine");
+        }
         false => report.warn(
             "TLS",
             "not used: keys and data travel as they are",
-            "Use https:// unless the server is on this machine.",
+            "Use https://, unless you trust every machine on the way.",
         ),
     }
     match answer.json::<tinker::types::ServerCapabilities>() {
@@ -155,6 +160,17 @@ fn server(report: &mut Report, service: &ServiceClient, config: &Config) {
     }
     clock(report, answer.header("date"));
     dialect(report, service);
+}
+
+/// Whether what is sent to a URL stays on this machine.
+fn on_this_machine(url: &str) -> bool {
+    let (_, rest) = url.split_once("://").unwrap_or_default();
+    let (name, closing) = match rest.strip_prefix('[') {
+        Some(rest) => (rest, &[']'][..]),
+        None => (rest, &[':', '/'][..]),
+    };
+    let host = name.split(closing).next().unwrap_or_default();
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// What kind of failure keeps the server away.
@@ -336,5 +352,30 @@ fn present(context: &mut Context, report: &Report) -> anyhow::Result<()> {
         count => Err(Failure::new(format!("{count} check(s) failed"))
             .advise("Do what stands beside them, then run 'tinker doctor' again.")
             .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::on_this_machine;
+
+    #[test]
+    fn only_loopback_is_this_machine() {
+        for here in [
+            "http://127.0.0.1:8000",
+            "http://127.1.2.3/api",
+            "http://[::1]:8000",
+            "http://LocalHost",
+        ] {
+            assert!(on_this_machine(here), "{here}");
+        }
+        for away in [
+            "http://10.0.0.1:8000",
+            "http://localhost.example.org",
+            "http://[2001:db8::1]:80",
+            "http://example.org/127.0.0.1",
+        ] {
+            assert!(!on_this_machine(away), "{away}");
+        }
     }
 }

@@ -194,6 +194,7 @@ impl Scratch {
         let name = format!("tinker-{:016x}", fastrand::u64(..));
         let folder = std::env::temp_dir().join(name);
         let mut builder = fs::DirBuilder::new();
+        builder.recursive(false);
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder

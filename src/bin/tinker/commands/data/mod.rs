@@ -51,7 +51,7 @@ pub(crate) struct Layout {
     #[arg(long, value_name = "PATH|MODEL")]
     pub(crate) tokenizer: Option<String>,
     /// The model, for its recommended renderer and its tokenizer.
-    #[arg(long, value_name = "MODEL")]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     /// The date that renderers which write one take for today.
     #[arg(long, value_name = "YYYY-MM-DD")]
@@ -79,7 +79,10 @@ impl Layout {
         let Some(name) = &self.renderer else {
             let failure = Failure::usage("--renderer, --model or --tokenizer is needed");
             return Err(failure
-                .advise(format!("Renderers: {}", Renderer::names().join(", ")))
+                .advise(format!(
+                    "Name the model, or a renderer: {}",
+                    Renderer::names().join(", ")
+                ))
                 .into());
         };
         match ModelAttributes::for_renderer(name) {
