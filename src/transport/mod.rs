@@ -330,7 +330,8 @@ impl Transport {
             let left = (request.whole_timeout).map(|limit| limit.saturating_sub(begun.elapsed()));
             // Made anew for each hop rather than kept: thousands of calls may wait in `send`.
             let headers = self.headers(request, method, stranger)?;
-            let (head, answer) = self.send(request, method, &url, headers, &body, left)?;
+            let (mut head, answer) = self.send(request, method, &url, headers, &body, left)?;
+            head.taken = *taken;
             *taken |= matches!(head.status, 301..=303) && method != Method::Get;
             let has_body = !matches!(body, Body::Empty);
             let location = head.header("location");
@@ -465,6 +466,7 @@ impl Transport {
         let head = Head {
             status: parts.status.as_u16(),
             headers: parts.headers,
+            taken: false,
         };
         Ok((head, body))
     }

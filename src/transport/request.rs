@@ -8,6 +8,7 @@ use std::time::Duration;
 use ureq::http::HeaderMap;
 
 use crate::config::{Secret, Timeout};
+use crate::error::{Effect, Meaning};
 use crate::types::url::Url;
 use crate::wire::route::{Method, Pool, Route};
 
@@ -231,6 +232,8 @@ pub(crate) enum Auth<'a> {
 pub(crate) struct Head {
     pub(crate) status: u16,
     pub(super) headers: HeaderMap,
+    /// Whether the request had been taken, and was sent on to this answer.
+    pub(super) taken: bool,
 }
 
 impl Head {
@@ -244,6 +247,7 @@ impl Head {
         Self {
             status,
             headers: headers.iter().map(pair).collect(),
+            taken: false,
         }
     }
 
@@ -254,6 +258,15 @@ impl Head {
 
     pub(crate) fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// Whether the request counted. Where an answer is not to be had says nothing about a request
+    /// that was taken before.
+    pub(crate) fn effect(&self) -> Effect {
+        match Meaning::of_status(self.status).effect() {
+            Effect::None if self.taken => Effect::Unknown,
+            effect => effect,
+        }
     }
 
     /// Whether only the end of the connection ends the body.

@@ -255,21 +255,28 @@ fn an_optim_step_that_heals_counts_once() {
 #[test]
 fn a_request_whose_fate_stays_unknown_breaks_the_client_at_once() {
     let server = LocalServer::builder().start().unwrap();
-    let training = train(&service(&server));
-    server.add_fault(Fault::status("optim_step", 500)).unwrap();
-    let first = training.optim_step(AdamParams::default()).unwrap();
-    let second = training
-        .forward_backward(&[datum(1)], LossFn::CrossEntropy)
-        .unwrap();
-    for error in [first.join().unwrap_err(), second.join().unwrap_err()] {
-        assert!(matches!(error, Error::Broken(_)), "{error}");
-        assert!(error.to_string().contains("number 1"), "{error}");
-        assert_eq!(error.remedy(), tinker::error::Remedy::RestoreFromCheckpoint);
+    // Failed, or sent on to an answer that is not there.
+    for fault in [
+        Fault::status("optim_step", 500),
+        Fault::status("optim_step", 303).with_header("location", "/api/v1/nowhere"),
+    ] {
+        let training = train(&service(&server));
+        server.add_fault(fault).unwrap();
+        let first = training.optim_step(AdamParams::default()).unwrap();
+        let second = training
+            .forward_backward(&[datum(1)], LossFn::CrossEntropy)
+            .unwrap();
+        for error in [first.join().unwrap_err(), second.join().unwrap_err()] {
+            assert!(matches!(error, Error::Broken(_)), "{error}");
+            assert!(error.to_string().contains("number 1"), "{error}");
+            assert_eq!(error.remedy(), tinker::error::Remedy::RestoreFromCheckpoint);
+        }
+        assert!(matches!(
+            training.optim_step(AdamParams::default()),
+            Err(Error::Broken(_))
+        ));
+        server.clear_faults();
     }
-    assert!(matches!(
-        training.optim_step(AdamParams::default()),
-        Err(Error::Broken(_))
-    ));
 }
 
 #[test]

@@ -182,7 +182,11 @@ impl<'a, T> Carrying<'a, T> {
             }
         };
         let meaning = Meaning::of(&outcome);
-        self.effect = self.effect.and(meaning.effect());
+        let effect = match &outcome {
+            Ok(response) => response.head.effect(),
+            Err(fault) => fault.meaning().effect(),
+        };
+        self.effect = self.effect.and(effect);
         Err(Trouble {
             error,
             meaning,

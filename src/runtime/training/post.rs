@@ -120,7 +120,7 @@ impl Sending {
                     Err(_) => Probed::Open(Effect::Unknown),
                 };
             }
-            effect = effect.and(Meaning::of_status(response.status()).effect());
+            effect = effect.and(response.head.effect());
             stumbles += u32::from(found == Hint::Stumbled);
             if found != Hint::Stumbled || stumbles > 1 {
                 break (found, response);
@@ -155,7 +155,7 @@ impl Sending {
                 decode_json(&response.body).ok()
             }
             Ok(response) => {
-                *effect = effect.and(Meaning::of_status(response.status()).effect());
+                *effect = effect.and(response.head.effect());
                 None
             }
             Err(failed) => {

@@ -6,7 +6,6 @@ use jiff::fmt::rfc2822::DateTimeParser;
 use serde_json::Value;
 
 use super::super::request::{Head, Response};
-use super::Meaning;
 use crate::error::{Context, Error};
 
 /// How long the server asks to wait.
@@ -44,7 +43,7 @@ pub(crate) fn error_from_response(response: &Response, request: &str, now: Syste
         status: Some(response.status()),
         body: Some(body),
         retry_after: server_delay(&response.head, now),
-        effect: Meaning::of_status(response.status()).effect(),
+        effect: response.head.effect(),
         ..Context::default()
     }))
 }

@@ -30,6 +30,7 @@ fn response(status: u16, headers: &Value, body: &str) -> Response {
         head: Head {
             status,
             headers: map,
+            taken: false,
         },
         body: body.into(),
     }

@@ -358,6 +358,7 @@ fn see_other_is_fetched_without_the_body() {
 /// A service that sends a request on to its answer may have done it, whatever lies there.
 #[test]
 fn what_was_sent_on_to_its_answer_may_have_counted() {
+    use super::retry::error_from_response;
     use crate::error::Effect;
     let server = Server::start();
     let (stranger, known) = (transport(&server), transport(&server));
@@ -386,6 +387,21 @@ fn what_was_sent_on_to_its_answer_may_have_counted() {
                     "{status} {location}"
                 );
             }
+        }
+    }
+    // An answer that is refused is none either.
+    for refusal in [401, 404, 409, 410, 422, 429] {
+        server.always(
+            "GET",
+            "/refused",
+            Reply::json(&json!({})).with_status(refusal),
+        );
+        for (request, effect) in [(post("x"), Effect::Unknown), (get("x"), Effect::None)] {
+            let reply = Reply::status(303).with_header("Location", "/refused");
+            server.reply(request.method.as_str(), "x", reply);
+            let response = known.exchange(&request).unwrap();
+            let error = error_from_response(&response, "x", SystemTime::now());
+            assert_eq!((error.status(), error.effect()), (Some(refusal), effect));
         }
     }
     // What may be final the first time is so still.
