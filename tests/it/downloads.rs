@@ -131,6 +131,46 @@ fn a_whole_that_breaks_after_a_range_request_is_taken_up_right() {
     );
 }
 
+/// A server may send less than the rest that was asked for, and say only then how much there is.
+#[test]
+fn a_part_of_the_rest_is_not_the_whole() {
+    const MOST: usize = 3_000;
+    let fake = Fake::start();
+    offer(&fake.server, &["a.bin"], LATER);
+    let body = content(50_000);
+    let cut = Reply::bytes("application/octet-stream", &body[..20_000])
+        .with_header("etag", "\"a\"")
+        .chunked(10_000)
+        .cut_before_end(5);
+    fake.server.reply("GET", "/dl/a.bin", cut);
+    let whole = body.clone();
+    fake.server.on("GET", "/dl/a.bin", move |request| {
+        let range = request.header("range").unwrap_or_default();
+        let from = range
+            .trim_start_matches("bytes=")
+            .trim_end_matches('-')
+            .parse()
+            .unwrap_or(0);
+        let (to, length) = (whole.len().min(from + MOST), whole.len());
+        Reply::bytes("application/octet-stream", &whole[from..to])
+            .with_status(206)
+            .with_header("etag", "\"a\"")
+            .with_header(
+                "content-range",
+                &format!("bytes {from}-{}/{length}", to - 1),
+            )
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let rest = fake.service().rest();
+    let files = rest
+        .download_external_weights(EXTERNAL, folder.path())
+        .unwrap();
+    assert!(fs::read(&files[0]).unwrap() == body);
+    let asked = ranges(&fake.server, "a.bin");
+    assert_eq!(asked.len(), 11);
+    assert_eq!(asked[1].as_deref(), Some("bytes=20000-"));
+}
+
 #[test]
 fn a_wrong_digest_leaves_no_file() {
     let fake = Fake::start();
@@ -281,6 +321,23 @@ fn a_client_closed_meanwhile_leaves_whole_files_only() {
         entries(&home.path().join(".got.partial")),
         [".b.part-of", ".of-checkpoint", "b"]
     );
+}
+
+#[test]
+fn a_hook_that_panics_costs_nothing_but_itself() {
+    let fake = Fake::start();
+    offer(&fake.server, &["a", "b", "c"], LATER);
+    for name in ["a", "b", "c"] {
+        let reply = Reply::bytes("text/plain", "xyz");
+        fake.server.always("GET", &format!("/dl/{name}"), reply);
+    }
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("got");
+    let options = DownloadOptions::default().on_progress(|_| panic!("on purpose"));
+    let rest = fake.service().rest();
+    let got = rest.download_checkpoint(EXTERNAL, &folder, options);
+    assert_eq!(got.unwrap().bytes, 9);
+    assert_eq!(entries(&folder), ["a", "b", "c"]);
 }
 
 #[test]

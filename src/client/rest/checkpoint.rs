@@ -1,8 +1,10 @@
 //! Whole checkpoints as folders on this machine.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::RestClient;
@@ -63,10 +65,20 @@ impl DownloadOptions {
         self
     }
 
-    /// Calls `hook` as bytes arrive, on the threads that fetch them.
+    /// Calls `hook` as bytes arrive, on the threads that fetch them. If it panics, the download
+    /// goes on without it.
     #[must_use]
     pub fn on_progress(mut self, hook: impl Fn(DownloadProgress) + Send + Sync + 'static) -> Self {
-        self.hook = Arc::new(hook);
+        let panicked = AtomicBool::new(false);
+        self.hook = Arc::new(move |progress| {
+            if panicked.load(Ordering::Relaxed) {
+                return;
+            }
+            if catch_unwind(AssertUnwindSafe(|| hook(progress))).is_err() {
+                log::error!("the progress hook panicked; the download goes on without it");
+                panicked.store(true, Ordering::Relaxed);
+            }
+        });
         self
     }
 }

@@ -55,11 +55,15 @@ pub(crate) fn fetch<S: Source + ?Sized>(
         };
         let outcome = link.transport().download(&url, rest, &mut part.with(hook));
         if let Ok(done) = &outcome {
-            match part.judge(&done.head) {
+            match part.judge(&done.head, known.written) {
                 Given::Whole => {
                     let known = part.known();
                     hook(known.written, known.total);
                     return part.finish();
+                }
+                Given::More => {
+                    refused = false;
+                    continue;
                 }
                 Given::Useless => {
                     // What is there belongs to something else: begin again, which is not a

@@ -65,6 +65,8 @@ enum Take {
 pub(crate) enum Given {
     /// The file is complete.
     Whole,
+    /// It is longer than before: a server may send less than the rest that was asked for.
+    More,
     /// The answer and what is there are not of one content.
     Useless,
     /// An error status.
@@ -210,8 +212,8 @@ impl Part {
         Receiving { part: self, hook }
     }
 
-    /// What an answer gave, once its body has been taken.
-    pub(crate) fn judge(&self, head: &Head) -> Given {
+    /// What an answer gave, once its body has been taken; `before` it, so many bytes were there.
+    pub(crate) fn judge(&self, head: &Head, before: u64) -> Given {
         let all = self
             .known
             .total
@@ -220,11 +222,16 @@ impl Part {
             && self.known.written > 0
             && head.header("content-range").and_then(content_range)
                 == Some((None, Some(self.known.written)));
+        let short = self
+            .known
+            .total
+            .is_some_and(|total| self.known.written < total);
         match head.status {
             _ if asked_past_the_end => Given::Whole,
             416 => Given::Useless,
             _ if !head.is_success() => Given::Refused,
             _ if self.taken != Take::Leave && all => Given::Whole,
+            _ if self.taken == Take::Append && short && self.known.written > before => Given::More,
             _ => Given::Useless,
         }
     }
@@ -311,7 +318,11 @@ impl Receiver for Receiving<'_> {
         part.taken = fits(&part.known, head);
         match part.taken {
             Take::Leave => return Ok(false),
-            Take::Append => {}
+            Take::Append => {
+                let range = head.header("content-range").and_then(content_range);
+                let total = range.and_then(|(_, total)| total);
+                part.known.total = part.known.total.or(total);
+            }
             Take::Anew => {
                 part.reset()?;
                 part.known.total = head.header("content-length").and_then(|n| n.parse().ok());
