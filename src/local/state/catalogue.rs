@@ -751,6 +751,26 @@ mod tests {
         assert!(catalogue.checkpoint(&path).is_none());
     }
 
+    /// Nor is it half gone, so that the next start would finish the deletion.
+    #[cfg(unix)]
+    #[test]
+    fn what_could_not_be_deleted_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Catalogue::open(Some(folder.path().to_owned())).unwrap().0;
+        let catalogue = open();
+        let one = checkpoint("a", None);
+        let path = one.path.clone();
+        catalogue.add_checkpoint(one, b"one").unwrap();
+        disk::while_sealed(&catalogue.folder(&path), || {
+            assert!(catalogue.delete(&path).is_err());
+        });
+        catalogue.edit(&path, |one| one.public = true).unwrap();
+        drop(catalogue);
+        let catalogue = open();
+        assert_eq!(catalogue.problems(), Vec::<String>::new());
+        assert_eq!(catalogue.weights(&path).unwrap(), b"one");
+    }
+
     #[test]
     fn a_save_beside_the_end_of_what_it_replaces_stays() {
         check_together(save, late(expire), is_saved);

@@ -56,10 +56,16 @@ pub(in crate::local) fn publish(path: &Path) -> Result<()> {
     rename(&ahead(path), path)
 }
 
-/// Renames a file for good.
+/// Renames a file for good. If that fails, it has the name it had.
 pub(in crate::local) fn rename(from: &Path, to: &Path) -> Result<()> {
+    let lasting = || {
+        sync_folder(folder_of(to)).inspect_err(|_| {
+            // What failed is reported.
+            let _ = fs::rename(to, from);
+        })
+    };
     fs::rename(from, to)
-        .and_then(|()| sync_folder(folder_of(to)))
+        .and_then(|()| lasting())
         .map_err(|error| failed("rename", from, error))
 }
 
@@ -228,9 +234,37 @@ pub(in crate::local) fn fits(name: &str) -> bool {
     escape(name).len() <= LONGEST
 }
 
+/// Does something in a folder in which files can be made and renamed, but nothing made to last:
+/// it cannot be opened. Root can open anything, and then nothing is done.
+#[cfg(all(test, unix))]
+pub(super) fn while_sealed(folder: &Path, work: impl FnOnce()) {
+    use std::os::unix::fs::PermissionsExt;
+    let allow = |mode| {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(folder, mode).expect("the test made the folder");
+    };
+    allow(0o300);
+    if File::open(folder).is_err() {
+        work();
+    }
+    allow(0o700);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn what_cannot_be_renamed_for_good_has_the_name_it_had() {
+        let folder = tempfile::tempdir().unwrap();
+        let [old, new] = ["old", "new"].map(|name| folder.path().join(name));
+        fs::write(&old, b"content").unwrap();
+        while_sealed(folder.path(), || assert!(rename(&old, &new).is_err()));
+        assert_eq!((old.exists(), new.exists()), (true, false));
+        rename(&old, &new).unwrap();
+        assert_eq!((old.exists(), new.exists()), (false, true));
+    }
 
     #[test]
     fn escapes_what_files_cannot_be_called() {

@@ -87,7 +87,7 @@ impl Saved {
         trainer: Vec<u8>,
         results: &[(u64, Outcome)],
     ) -> Result<()> {
-        let file = self.file(&model.id);
+        let (file, generation) = (self.file(&model.id), model.generation);
         let part = |(number, outcome): &(u64, Outcome)| Part {
             number: *number,
             kind: kind(outcome).to_owned(),
@@ -105,7 +105,20 @@ impl Saved {
             content.extend_from_slice(body(outcome));
         }
         let sums = sums(&header, &content);
-        disk::write_parts(&file, &[sums.as_bytes(), b"\n", &header, b"\n", &content])
+        let written = disk::write_parts(&file, &[sums.as_bytes(), b"\n", &header, b"\n", &content]);
+        written.or_else(|error| {
+            // It may have taken its place before that went wrong. Then it is what a restart finds,
+            // and has to be marked like any other.
+            let found = self.read(&file).ok();
+            let is_there = found.is_some_and(|found| found.model.generation == generation);
+            match is_there {
+                true => {
+                    log::warn!("local server: {error}, but it is there");
+                    Ok(())
+                }
+                false => Err(error),
+            }
+        })
     }
 
     /// Says that the file of this generation is no longer how the model is.
@@ -261,6 +274,25 @@ mod tests {
         saved.remove("s:train:0").unwrap();
         assert!(saved.get("s:train:0").is_none());
         assert_eq!(disk::files(folder.path(), ""), Vec::<PathBuf>::new());
+    }
+
+    /// Told that nothing was written, its model would go on without a mark, and a restart would
+    /// take the file for it.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_there_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = Saved::new(folder.path());
+        saved.write(model(1), Vec::new(), &[]).unwrap();
+        disk::while_sealed(&saved.folder, || {
+            saved.write(model(2), Vec::new(), &[]).unwrap();
+            assert_eq!(saved.get("s:train:0").unwrap().model.generation, 2);
+        });
+        // Where nothing takes its place, that is said.
+        let file = saved.files().pop().unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        assert!(saved.write(model(3), Vec::new(), &[]).is_err());
     }
 
     #[test]
