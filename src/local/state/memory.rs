@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 
 /// What may be promised where the system does not say how much there is.
 const FALLBACK: usize = 8 << 30;
@@ -43,7 +43,8 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// If there is not that much left.
+    /// [`Error::Invalid`] if there is not that much, [`Error::Failed`] if others have it now: that
+    /// is nobody's mistake, and passes.
     pub(in crate::local) fn promise(&self, field: &str, bytes: usize) -> Result<Promise> {
         let grow = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
         let grown = self
@@ -52,14 +53,15 @@ impl Memory {
         grown.map_err(|used| {
             let free = self.limit.saturating_sub(used) >> 20;
             let (wanted, limit) = (bytes >> 20, self.limit >> 20);
-            let problem = match bytes > self.limit {
-                true => format!("would take {wanted} MiB, and the server has {limit} MiB in all"),
-                false => format!(
-                    "would take {wanted} MiB, and the server has {free} MiB left of {limit}: \
-                     other models and requests have the rest now; end some, or try again later"
-                ),
-            };
-            Error::invalid(field, problem)
+            if bytes > self.limit {
+                let problem =
+                    format!("would take {wanted} MiB, and the server has {limit} MiB in all");
+                return Error::invalid(field, problem);
+            }
+            Error::Failed(Context::new(format!(
+                "{field} would take {wanted} MiB, and the server has {free} MiB left of {limit}: \
+                 other models and requests have the rest now; end some, or try again later"
+            )))
         })?;
         Ok(Promise {
             bytes,
@@ -101,18 +103,12 @@ mod tests {
     fn promises_end_with_their_holders() {
         let memory = Memory::new(Some(100));
         let held = memory.promise("a", 60).unwrap();
-        assert!(
-            memory
-                .promise("b", 41)
-                .unwrap_err()
-                .to_string()
-                .contains("invalid b")
-        );
         // What can never be had is told apart from what others have now.
-        let refused = |bytes| memory.promise("b", bytes).unwrap_err().to_string();
-        assert!(refused(100).contains("try again"), "{}", refused(100));
-        assert!(!refused(101).contains("try again"), "{}", refused(101));
-        assert!(memory.promise("b", usize::MAX).is_err());
+        for (bytes, never) in [(41, false), (100, false), (101, true), (usize::MAX, true)] {
+            let error = memory.promise("b", bytes).unwrap_err();
+            assert_eq!(error.is_user_error(), never, "{error}");
+            assert_eq!(error.to_string().contains("try again"), !never, "{error}");
+        }
         drop(held);
         assert_eq!(memory.used(), 0);
         memory.promise("b", 100).unwrap();

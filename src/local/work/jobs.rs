@@ -39,7 +39,11 @@ pub(in crate::local) fn run(
         Work::Unload => {
             *trainer = None;
             *lock(&model.memory) = None;
-            workshop.state.models.remove(&model.id);
+            // What waits for lower numbers waits in vain.
+            for request_id in workshop.state.end_model(&model.id) {
+                let outcome = Outcome::refused("the model was unloaded");
+                workshop.state.futures.finish(&request_id, outcome);
+            }
             if let Err(error) = workshop.state.saved.remove(&model.id) {
                 log::warn!("local server: {error}");
             }
@@ -57,12 +61,15 @@ pub(in crate::local) fn run(
     outcome.unwrap_or_else(|error| refusal(&error))
 }
 
-/// A refused value is the caller's fault, everything else ours.
+/// A refused value is the caller's fault, everything else ours. What failed for want of something
+/// that may be there later says so itself.
 ///
 /// What went wrong with a file is told without its name, which is for whoever runs the server.
 pub(in crate::local) fn refusal(error: &Error) -> Outcome {
-    if let Error::Invalid(_) = error {
-        return Outcome::refused(error.to_string());
+    match error {
+        Error::Invalid(_) => return Outcome::refused(error.to_string()),
+        Error::Failed(context) => return Outcome::failed(&*context.message),
+        _ => {}
     }
     let cause = std::error::Error::source(error);
     log::error!("local server: {error}: {cause:?}");

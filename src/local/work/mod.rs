@@ -165,11 +165,14 @@ impl Workshop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCategory;
     use crate::local::engine::{LoraSpec, Trainer};
     use crate::local::state::catalogue::{Checkpoint, checkpoint};
+    use crate::local::state::futures::{Look, Outcome};
+    use crate::local::state::queue::Work;
     use crate::local::state::{Keep, sessions};
     use crate::sync::lock;
-    use crate::types::{LoraConfig, Timestamp};
+    use crate::types::{Datum, LoraConfig, LossFn, Timestamp};
 
     const RUN: &str = "s:train:0";
 
@@ -251,6 +254,59 @@ mod tests {
         }
         catalogue.delete(&path).unwrap();
         assert!(workshop.adapter(&path).is_err());
+    }
+
+    /// Whoever hears that it was a mistake of theirs does not try again.
+    #[test]
+    fn memory_that_others_have_is_nobodys_mistake() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        let pass = || {
+            let input = crate::types::ModelInput::from_ints(vec![1, 2]);
+            let datum = Datum::new(input).with_target_tokens(vec![2, 3]);
+            let work = Work::Pass {
+                data: vec![datum.with_weights(vec![1.0, 1.0])],
+                loss: LossFn::CrossEntropy.into(),
+                forward_only: false,
+            };
+            jobs::run(&workshop, &model, &mut lock(&model.trainer), work)
+        };
+        let memory = &workshop.memory;
+        let taken = memory.promise("all", memory.limit() - memory.used());
+        let refused = pass();
+        let Outcome::Failed { message, category } = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(category, ErrorCategory::Server, "{message}");
+        assert!(message.contains("try again"), "{message}");
+        drop(taken);
+        let done = pass();
+        assert!(matches!(done, Outcome::Training(_)), "{done:?}");
+    }
+
+    /// Its client would ask for it for ever.
+    #[test]
+    fn what_waits_for_a_model_ends_with_it() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        let step = Work::Step(crate::types::AdamParams::default().into());
+        let held = training::submit(&workshop, &model, Some(2), "optim_step", step).unwrap();
+        jobs::run(&workshop, &model, &mut lock(&model.trainer), Work::Unload);
+        let found = workshop.state.futures.look(&held, sessions::LOCAL);
+        assert!(
+            matches!(found, Look::Done(Outcome::Failed { .. })),
+            "{found:?}"
+        );
+    }
+
+    /// What cannot be saved keeps nothing else from ending.
+    #[test]
+    fn a_model_that_cannot_be_saved_keeps_no_server_from_ending() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        ill(&model);
+        workshop.close();
+        assert!(workshop.state.saved.get(RUN).is_none());
     }
 
     /// What ends a session that fell silent goes on to the others.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::checkpoints::{self, checkpoint_path};
+use super::crew::guarded;
 use super::{Workshop, training};
 use crate::error::Result;
 use crate::local::engine::{Restore, Trainer};
@@ -289,7 +290,7 @@ pub(super) fn farewell(workshop: &Arc<Workshop>) {
     let _ = done.recv_deadline(until);
     workshop.trainers.close();
     for model in &models {
-        save(workshop, model);
+        guarded(|| save(workshop, model));
     }
 }
 
