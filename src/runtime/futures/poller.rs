@@ -189,8 +189,10 @@ impl Poller {
             drop(state);
             return waiter(outcome);
         }
-        state.waiting.insert(request_id.to_owned(), waiter);
+        let before = state.waiting.insert(request_id.to_owned(), waiter);
         drop(state);
+        // Whoever waited under the same id, which no two requests should have.
+        drop(before);
         self.0.changed.notify_all();
     }
 
@@ -204,7 +206,7 @@ impl Poller {
     /// Notes that a result was fetched, or will never be.
     pub(crate) fn fetched(&self, request_id: &str) {
         let mut state = lock(&self.0.state);
-        state.waiting.remove(request_id);
+        let waiter = state.waiting.remove(request_id);
         // The service may have announced it more than once.
         state.early.remove(request_id);
         // After the last poll nobody reports it any more.
@@ -212,6 +214,7 @@ impl Poller {
             state.fetched.insert(request_id.to_owned());
         }
         drop(state);
+        drop(waiter);
         self.0.changed.notify_all();
     }
 
@@ -338,21 +341,48 @@ impl Shared {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_poller_that_has_ended_keeps_no_list_of_what_was_fetched() {
-        let poller = Poller(Arc::new(Shared {
+    /// A poller without its thread.
+    fn poller() -> Poller {
+        Poller(Arc::new(Shared {
             sampling_session_id: "s".into(),
             clone_id: 0,
             state: Mutex::default(),
             changed: Condvar::new(),
             tend: Box::new(|| None),
-        }));
+        }))
+    }
+
+    #[test]
+    fn a_poller_that_has_ended_keeps_no_list_of_what_was_fetched() {
+        let poller = poller();
         let kept = || lock(&poller.0.state).fetched.len();
         poller.fetched("1");
         assert_eq!(kept(), 1);
         poller.0.end(&Ok(UNKNOWN_SIZE), true);
         poller.fetched("2");
         assert_eq!(kept(), 0);
+    }
+
+    /// Whoever waited is told by being dropped, and may do anything then: ask the poller, too.
+    #[test]
+    fn nobody_is_dropped_under_the_lock() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        struct Asking(Poller, Arc<AtomicUsize>);
+        impl Drop for Asking {
+            fn drop(&mut self) {
+                let free = self.0.0.state.try_lock().is_ok();
+                self.1.fetch_add(usize::from(free), Ordering::Relaxed);
+            }
+        }
+        let poller = poller();
+        let free = Arc::default();
+        // A server may give two samples one id.
+        for _ in 0..2 {
+            let asking = Asking(poller.clone(), Arc::clone(&free));
+            poller.wait("1", Box::new(move |_| drop(asking)));
+        }
+        poller.fetched("1");
+        assert_eq!(free.load(Ordering::Relaxed), 2);
     }
 
     fn status(status: u16) -> Answer {
