@@ -15,6 +15,7 @@ mod convert;
 pub mod data;
 mod hub;
 mod json;
+mod letters;
 mod message;
 pub mod renderers;
 mod selection;

@@ -9,6 +9,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use super::methods::{changed_case, lines, pad, stripped};
 use super::python::{Arguments, float, pairs, refusal, text_of, to_json};
 use super::source::{CONCAT, ITERABLE, MODULO, PLUS, SLICE, TIMES, VARIADIC};
+use crate::text::letters::is_word;
 use crate::text::space::{Strip, is_space};
 
 /// Names `minijinja` has and Jinja2 has not: a template that uses them is refused there.
@@ -661,7 +662,7 @@ fn truncate(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     arguments.finish(4)?;
     let count = length_of(value)?;
     let count = i64::try_from(count).unwrap_or(i64::MAX);
-    let room = length - i64::try_from(end.chars().count()).unwrap_or(i64::MAX);
+    let room = length.saturating_sub(i64::try_from(end.chars().count()).unwrap_or(i64::MAX));
     if room < 0 || leeway < 0 {
         return Err(refusal("truncate needs room for its end"));
     }
@@ -688,7 +689,7 @@ fn truncate(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
 
 fn word_count(value: &Value, _: &[Value]) -> Result<Value, Error> {
     let text = text_of(value);
-    let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+    let words = text.split(|c: char| !is_word(c));
     Ok(Value::from(words.filter(|word| !word.is_empty()).count()))
 }
 

@@ -8,6 +8,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use super::filters::within_safe;
 use super::python::{Arguments, pairs, refusal};
+use crate::text::letters::{is_digit, is_letter};
 use crate::text::space::is_space;
 
 /// Called for methods the engine does not know.
@@ -239,9 +240,10 @@ fn classified(text: &str, method: &str) -> Option<Value> {
     let all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
     let has_case = || text.chars().any(|c| c.is_lowercase() || c.is_uppercase());
     Some(Value::from(match method {
-        "isalpha" => all(char::is_alphabetic),
-        "isalnum" => all(char::is_alphanumeric),
-        "isdigit" | "isnumeric" | "isdecimal" => all(char::is_numeric),
+        "isalpha" => all(is_letter),
+        "isalnum" => all(|c| is_letter(c) || c.is_numeric()),
+        "isdecimal" => all(is_digit),
+        "isdigit" | "isnumeric" => all(char::is_numeric),
         "isspace" => all(is_space),
         "isascii" => text.is_ascii(),
         "isprintable" => text

@@ -126,4 +126,17 @@ mod tests {
         let error = rendered.unwrap_err().to_string();
         assert!(error.contains("the template engine panicked"), "{error}");
     }
+    #[test]
+    fn numbers_beyond_reason_are_harmless() {
+        #[track_caller]
+        fn check(source: &str, expected: Option<&str>) {
+            let rendered = Template::new(source)
+                .unwrap()
+                .render(&[], DateTime::default());
+            assert_eq!(rendered.ok().map(|(text, _)| text).as_deref(), expected);
+        }
+        check("{{ 'a b'|truncate(-9223372036854775808) }}", None);
+        let widest = "{{ [1]|tojson(indent=1152921504606846976)|length }}";
+        check(widest, Some("1048581"));
+    }
 }

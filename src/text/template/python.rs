@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::methods::pad;
 use crate::text::json::{write_float, write_text};
 
 /// Python's `str`; what is undefined prints as nothing, as in Jinja2.
@@ -250,7 +251,7 @@ pub(super) fn to_json(value: &Value, arguments: &[Value]) -> Result<String, Erro
             Some(text) => text.to_owned(),
             None => {
                 let width = arguments.number(1, "indent")?.unwrap_or_default();
-                " ".repeat(usize::try_from(width).unwrap_or_default())
+                pad("", "ljust", width, " ")
             }
         }),
     };
