@@ -43,6 +43,7 @@ pub(crate) struct Style {
     pub(crate) colon: &'static str,
     pub(crate) ascii: bool,
     pub(crate) sorted: bool,
+    pub(crate) float: fn(f64, &mut String),
 }
 
 impl Style {
@@ -52,6 +53,7 @@ impl Style {
         colon: ": ",
         ascii: false,
         sorted: false,
+        float: write_float,
     };
     /// Python's `json.dumps(value)`.
     pub(crate) const ASCII: Self = Self {
@@ -83,6 +85,10 @@ impl Json {
             at: 0,
             depth: 0,
         };
+        if text.starts_with('\u{feff}') {
+            let mark = "Unexpected UTF-8 BOM (decode using utf-8-sig)";
+            return Err(reader.problem(mark, 0));
+        }
         reader.skip_space();
         let value = reader.value()?;
         reader.skip_space();
@@ -177,7 +183,7 @@ impl Json {
             Self::Null => out.push_str("null"),
             Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Self::Int(digits) => out.push_str(digits),
-            Self::Float(value) => write_float(*value, out),
+            Self::Float(value) => (style.float)(*value, out),
             Self::String(text) => write_text(text, style.ascii, out),
             Self::Array(items) => {
                 out.push('[');
@@ -223,7 +229,7 @@ pub(super) fn write_text(text: &str, ascii: bool, out: &mut String) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if c < ' ' || (ascii && !c.is_ascii()) => {
+            c if c < ' ' || (ascii && c > '~') => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     write!(out, "\\u{unit:04x}").expect("writing to a string does not fail");
                 }
@@ -806,6 +812,10 @@ mod tests {
         );
         check(r#""\x""#, "Invalid \\escape: line 1 column 2 (char 1)");
         check("-", "Expecting value: line 1 column 1 (char 0)");
+        check(
+            "\u{feff}{}",
+            "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)",
+        );
         let escape = "Invalid \\uXXXX escape";
         check(
             r#""\u+123""#,
@@ -815,6 +825,13 @@ mod tests {
             r#"["\u043b"#,
             &format!("{escape}: line 1 column 4 (char 3)"),
         );
+    }
+
+    #[test]
+    fn what_is_no_printable_ascii_is_escaped() {
+        let text = Json::from("~\u{7f}é\u{1f}");
+        assert_eq!(text.dump(Style::ASCII), r#""~\u007f\u00e9\u001f""#);
+        assert_eq!(text.dump(Style::PLAIN), "\"~\u{7f}é\\u001f\"");
     }
 
     #[test]
