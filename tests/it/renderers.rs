@@ -297,6 +297,44 @@ fn a_message_of_gpt_oss_is_closed_once() {
     assert!(text.contains("Hm.<|end|><|start|>user"), "{text}");
 }
 
+/// What a renderer makes of a text: its termination, its content, its calls.
+fn answer(name: &str, file: &str, text: &str) -> String {
+    let renderer = Renderer::named(name, &tokenizer(file)).unwrap();
+    let ids = renderer.tokenizer().encode_plain(text).unwrap();
+    let parsed = renderer.parse(&ids).unwrap();
+    let message = parsed.message;
+    let calls = message.tool_calls().unwrap();
+    let calls = calls.iter().map(|call| {
+        let id = call.id.as_deref().unwrap_or_default();
+        format!(" {id} {:?} {}", call.name, call.arguments)
+    });
+    let content = match message.get("content") {
+        Some(Json::String(said)) if said == text => "all".to_owned(),
+        content => content.unwrap().to_string(),
+    };
+    let ended = parsed.termination.as_str();
+    format!("{ended} {content}{}", calls.collect::<String>())
+}
+
+#[test]
+fn calls_of_kimi_need_an_id() {
+    #[track_caller]
+    fn check(id: &str, expected: &str) {
+        let text = format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}\
+             <|tool_call_end|><|tool_calls_section_end|><|im_end|>"
+        );
+        let found = answer("kimi_k25", "KimiK25Tokenizer", &text);
+        assert_eq!(found, format!("stop_sequence \"\"{expected}"));
+    }
+    check(" functions.f:0 ", " functions.f:0 \"f\" {}");
+    check(" :0", " :0 \"\" {}");
+    check("f:٣", " f:٣ \"f\" {}");
+    check(":0", "");
+    check("f:½", "");
+    check("f", "");
+}
+
 #[test]
 fn only_the_first_thinking_is_trimmed() {
     #[track_caller]

@@ -2,6 +2,7 @@
 //! carry ids.
 
 use super::super::json::{Json, Style};
+use super::super::letters::is_digit;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::kimi_tools::typescript;
@@ -223,7 +224,7 @@ fn read_calls(section: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCa
         let after = &rest[start + CALL.0.len()..];
         let named = after
             .split_once(ARGUMENTS)
-            .filter(|(id, _)| is_id(id.strip()));
+            .filter(|(id, _)| is_id(id.rstrip()));
         let Some((id, inner)) = named else {
             rest = after;
             continue;
@@ -245,12 +246,12 @@ fn read_calls(section: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCa
     calls
 }
 
-/// `functions.name:0`: anything, a colon, digits.
+/// `functions.name:0`: anything, be it a space, a colon, digits.
 fn is_id(id: &str) -> bool {
     let Some((name, number)) = id.rsplit_once(':') else {
         return false;
     };
-    let digits = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    let digits = |text: &str| !text.is_empty() && text.chars().all(is_digit);
     !name.is_empty() && !id.contains('<') && digits(number)
 }
 
