@@ -317,6 +317,101 @@ fn answer(name: &str, file: &str, text: &str) -> String {
 }
 
 #[test]
+fn answers_of_inkling_are_read_message_by_message() {
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        let marks = [
+            ("{M}", "<|message_model|>"),
+            ("{U}", "<|message_user|>"),
+            ("{T}", "<|content_text|>"),
+            ("{H}", "<|content_thinking|>"),
+            ("{C}", "<|content_invoke_tool_json|>"),
+            ("{E}", "<|end_message|>"),
+            ("{X}", "<|content_model_end_sampling|>"),
+        ];
+        let spell = |text: String, (mark, token): &(&str, &str)| text.replace(mark, token);
+        let text = marks.iter().fold(text.to_owned(), spell);
+        let found = answer("tml_v0", "O200kBaseChatTokenizer", &text);
+        assert_eq!(found, expected, "{text}");
+    }
+    let thought = r#"[{"type": "thinking", "thinking": "a"}]"#;
+    let both = r#"[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]"#;
+    // What was cut off goes, unless nothing came before or no content had begun.
+    check("{M}{H}a{E}{M}{T}b", &format!("malformed {thought}"));
+    check("{M}{H}a{E}{M}{T}", &format!("malformed {thought}"));
+    check("{M}{H}a{E}{M}{T}b{X}", &format!("malformed {thought}"));
+    check("{M}{H}a{E}{M}", "malformed all");
+    check("{M}{T}a", "malformed all");
+    check("{X}{M}{T}a{E}", "malformed all");
+    // The end of the answer is text within a message, and not the end of what is read.
+    check("{M}{T}a{E}{X}{M}{T}b{E}", &format!("stop_sequence {both}"));
+    check(
+        "{M}{T}{X}{E}{X}",
+        "stop_sequence \"<|content_model_end_sampling|>\"",
+    );
+    // What stands between messages is nothing; a content without an author is the model's.
+    check(" b{M}{T}a{E}b{E}{X}", "stop_sequence \"a\"");
+    check("{T}a{E} {T}b{E}{X}", &format!("stop_sequence {both}"));
+    // Turns of others, and of the model under other names, are others.
+    check("{M}{T}a{E}{U}{T}b{E}{M}{T}a{E}{X}", "stop_sequence \"a\"");
+    check("{M}{T}a{E}{U}{T}b{E}{X}", "malformed all");
+    check("{M}b{T}b{E}{M}a{T}a{E}{X}", "stop_sequence \"a\"");
+    check("{M}a{T}a{E}{M}{T}b{E}{X}", &format!("stop_sequence {both}"));
+    // Calls are strict: a name that is the message's, an object, and no more.
+    let called = |arguments: &str| format!("stop_sequence [] functions.f:0 \"f\" {arguments}");
+    check(r#"{M}f{C}{"name":"f","args":{}}{E}{X}"#, &called("{}"));
+    check(r#"{M}{C} {"args":{},"name":"f"} {E}{X}"#, &called("{}"));
+    check(
+        r#"{M}f{C}{"name":"f","args":{"b":-0,"a":18446744073709551616}}{E}{X}"#,
+        &called(r#"{"b": -0.0, "a": 1.8446744073709552e+19}"#),
+    );
+    check(r#"{M}a{C}{"name":"f","args":{}}{E}{X}"#, "malformed all");
+    check(r#"{M}{C}{"name":"","args":{}}{E}{X}"#, "malformed all");
+    check(r#"{M}{C}{"name":"f","args":[]}{E}{X}"#, "malformed all");
+    check(r#"{M}{C}["f",{}]{E}{X}"#, "malformed all");
+    check(
+        r#"{M}{C}{"name":"f","args":{"a":NaN}}{E}{X}"#,
+        "malformed all",
+    );
+    check(
+        r#"{M}{C}{"name":"f","args":{},"a":1}{E}{X}"#,
+        "malformed all",
+    );
+    let whole = r#"{M}{C}{"name":"f","args":{}}{E}"#;
+    check(
+        &format!("{whole}{{U}}{{T}}b{{E}}{whole}{{X}}"),
+        "stop_sequence [] functions.f:1 \"f\" {}",
+    );
+}
+
+#[test]
+fn calls_of_inkling_are_written_as_the_service_writes_them() {
+    let tokenizer = tokenizer("O200kBaseChatTokenizer");
+    let renderer = Renderer::named("tml_v0", &tokenizer).unwrap();
+    let prompt = |arguments: &str| {
+        let call = [ToolCall::new("f", arguments)];
+        let called = Message::assistant("").with_tool_calls(call.to_vec());
+        let prompt = renderer.generation_prompt(&[Message::user("Hi"), called])?;
+        renderer.tokenizer().decode(&prompt.to_ints()?)
+    };
+    let text = prompt(
+        r#"{"b": [1e-07, 1e-05, 1e15, 1e22, -0.0, {"d": 1, "c": "é"}], "a": 100000000000000000000}"#,
+    );
+    let text = text.unwrap();
+    let expected = r#"{"name":"f","args":{"a":1e20,"b":[1e-7,0.00001,1000000000000000.0,1e22,-0.0,{"d":1,"c":"é"}]}}"#;
+    assert!(text.contains(expected), "{text}");
+    for arguments in ["[1]", "3", "null", r#"{"a": NaN}"#, r#"{"a": 1e400}"#] {
+        assert!(prompt(arguments).is_err(), "{arguments}");
+    }
+    let tool = json!({"name": "f", "strict": true, "parameters": {"b": 1e-7, "a": 1e22}});
+    let prompt = renderer.with_tools([tool]).unwrap();
+    let prompt = prompt.generation_prompt(&[Message::user("Hi")]).unwrap();
+    let text = tokenizer.decode(&prompt.to_ints().unwrap()).unwrap();
+    let expected = r#"[{"name":"f","parameters":{"a":1e+22,"b":1e-7},"type":"function"}]"#;
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn calls_of_kimi_need_an_id() {
     #[track_caller]
     fn check(id: &str, expected: &str) {
