@@ -431,6 +431,31 @@ fn calls_of_kimi_need_an_id() {
 }
 
 #[test]
+fn calls_of_deepseek_before_v3_1_are_fenced() {
+    #[track_caller]
+    fn check(call: &str, expected: &str) {
+        let text = format!(
+            "Hi<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
+        );
+        for (name, file) in [
+            ("deepseek_v3_0", "DeepSeekV3Tokenizer"),
+            ("deepseek_r1", "DeepSeekR1Tokenizer"),
+        ] {
+            let found = answer(name, file, &text);
+            assert_eq!(found, format!("stop_sequence \"Hi\"{expected}"));
+        }
+    }
+    check(
+        "function<｜tool▁sep｜>f\n```json\n{\"x\":1e5}\n```",
+        r#" functions.f:0 "f" {"x": 100000.0}"#,
+    );
+    check("function<｜tool▁sep｜>f\n{\"x\":1}", "");
+    check("function<｜tool▁sep｜>f\n```json\n[]\n```", "");
+    check("f<｜tool▁sep｜>{}", "");
+}
+
+#[test]
 fn only_the_first_thinking_is_trimmed() {
     #[track_caller]
     fn check(name: &str, file: &str) {

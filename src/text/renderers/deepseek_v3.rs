@@ -5,6 +5,7 @@
 //! end like any other.
 
 use super::super::json::{Json, Style};
+use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
@@ -273,7 +274,10 @@ impl Family for DeepSeekV3 {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }
         let mut reply = Reply::text("");
-        reply.take(read_calls(&text));
+        reply.take(read_calls(&text, !self.is_v31()));
+        if !self.is_v31() {
+            reply = reply.with_ids();
+        }
         let open = [CALLS, CALL]
             .iter()
             .find_map(|(open, close)| unterminated(&text, open, close));
@@ -330,8 +334,9 @@ fn without_blocks(text: &str) -> String {
     out + rest
 }
 
-/// The calls of the first whole section.
-fn read_calls(text: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>> {
+/// The calls of the first whole section; those before V3.1 have a kind, and a fence around their
+/// arguments.
+fn read_calls(text: &str, fenced: bool) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>> {
     let section = text
         .split_once(CALLS.0)
         .and_then(|(_, rest)| rest.split_once(CALLS.1));
@@ -340,8 +345,7 @@ fn read_calls(text: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>
     while let Some(start) = rest.find(CALL.0) {
         let after = &rest[start + CALL.0.len()..];
         let named = after.split_once(SEPARATOR);
-        let is_name =
-            |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+        let is_name = |name: &str| !name.is_empty() && name.chars().all(is_word);
         let Some((name, inner)) = named.filter(|(name, _)| is_name(name)) else {
             rest = after;
             continue;
@@ -350,17 +354,38 @@ fn read_calls(text: &str) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>
             break;
         };
         let raw = &rest[start..rest.len() - next.len()];
-        let arguments = arguments.strip();
-        calls.push(match Json::parse(arguments) {
-            Ok(_) => Ok(ToolCall::new(name, arguments)),
-            Err(error) => Err(UnparsedToolCall {
-                raw_text: raw.to_owned(),
-                error: format!("Invalid JSON: {error}"),
-            }),
-        });
+        let call = match fenced {
+            true => fenced_call(name, arguments),
+            false => plain_call(name, arguments.strip()),
+        };
+        calls.push(call.map_err(|error| UnparsedToolCall {
+            raw_text: raw.to_owned(),
+            error,
+        }));
         rest = next;
     }
     calls
+}
+
+fn plain_call(name: &str, arguments: &str) -> std::result::Result<ToolCall, String> {
+    match Json::parse(arguments) {
+        Ok(_) => Ok(ToolCall::new(name, arguments)),
+        Err(error) => Err(format!("Invalid JSON: {error}")),
+    }
+}
+
+fn fenced_call(kind: &str, call: &str) -> std::result::Result<ToolCall, String> {
+    if kind != "function" {
+        return Err(format!("Unsupported kind of tool call: {kind}"));
+    }
+    let fenced = call.split_once("\n```json\n");
+    let fenced = fenced.and_then(|(name, rest)| Some((name, rest.strip_suffix("\n```")?)));
+    let (name, arguments) = fenced.ok_or("The arguments are not inside a ```json fence")?;
+    let arguments = Json::parse(arguments).map_err(|error| format!("Invalid JSON: {error}"))?;
+    match arguments.as_object() {
+        Some(_) => Ok(ToolCall::new(name, arguments.dump(Style::ASCII))),
+        None => Err("The arguments are not a JSON object".to_owned()),
+    }
 }
 
 /// The text without its whole sections of calls and the white space before them.

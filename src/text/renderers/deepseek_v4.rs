@@ -245,7 +245,9 @@ impl Family for DeepSeekV4 {
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }
-        Ok(self.read(&text).ended(Termination::StopSequence))
+        let reply = self.read(&text);
+        let reply = if self.v41 { reply } else { reply.with_ids() };
+        Ok(reply.ended(Termination::StopSequence))
     }
 }
 
