@@ -456,6 +456,34 @@ fn calls_of_deepseek_before_v3_1_are_fenced() {
 }
 
 #[test]
+fn answers_of_the_services_glm_are_one_text_and_whole_calls() {
+    #[track_caller]
+    fn check(said: &str, expected: &str) {
+        for name in ["glm5_2", "glm5_3_flash", "glm5_3_preserve_thinking"] {
+            let text = format!("</think>{said}<|user|>");
+            let found = answer(name, "GlmTokenizer", &text);
+            assert_eq!(found, format!("stop_sequence {expected}"), "{name}");
+        }
+    }
+    check("\n\nb \n", r#""b""#);
+    check("\n", "[]");
+    check("b<think>c</think>d", r#""b<think>c</think>d""#);
+    let call = "<tool_call>\nf:g\n<arg_key> x </arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+    let read = r#" functions.f:g:0 "f:g" {"x": 1}"#;
+    check(&format!("\nb \n{call}\n"), &format!(r#""b"{read}"#));
+    check(&format!("b {call} c"), &format!(r#""b  c"{read}"#));
+    check(&format!("\n{call}\n"), &format!("[]{read}"));
+    check(
+        "<tool_call>f g</tool_call>",
+        r#""<tool_call>f g</tool_call>""#,
+    );
+    check(
+        &format!("b<tool_call>f{call}"),
+        &format!(r#""b<tool_call>f"{read}"#),
+    );
+}
+
+#[test]
 fn only_the_first_thinking_is_trimmed() {
     #[track_caller]
     fn check(name: &str, file: &str) {

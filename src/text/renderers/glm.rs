@@ -1,6 +1,7 @@
 //! `glm5_3` and `glm5_2`: roles are tokens, and the next role's token ends the model's turn.
 
 use super::super::json::{Json, Style, set};
+use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
@@ -11,6 +12,8 @@ use crate::error::{Error, Result};
 const USER: &str = "<|user|>";
 const OBSERVATION: &str = "<|observation|>";
 const END: &str = "<|endoftext|>";
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
 
 /// See [`Family::survey`]: messages say what is trained on.
 const FLAGGED: usize = 1;
@@ -251,7 +254,8 @@ impl Family for Glm {
 }
 
 /// What the service's own variants make of an answer: all before the end of the block is
-/// thinking, also where the answer was cut off in it, and what is no whole call is text.
+/// thinking, also where the answer was cut off in it, and all after it that is no whole call is
+/// one text.
 fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
     let (text, stop) = until_stop(codec, tokens, &[END, USER, OBSERVATION])?;
     let (thinking, said) = text.split_once("</think>").unwrap_or((&text, ""));
@@ -261,11 +265,27 @@ fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
         parts.push(Said::Thinking(thinking.to_owned()));
     }
     let mut reply = Reply::text("");
-    if let Some((texts, calls)) = content_blocks(said) {
-        parts.extend(texts);
-        reply.take(calls.iter().map(|call| parse_call(call)).collect());
-    } else if !said.is_empty() {
-        parts.push(Said::Text(said.to_owned()));
+    let mut text = String::new();
+    let mut rest = said;
+    while let Some(start) = rest.find(OPEN) {
+        text += &rest[..start];
+        rest = &rest[start..];
+        if let Some((call, after)) = whole_call(rest) {
+            reply.calls.push(call);
+            rest = after;
+            continue;
+        }
+        if let Some(length) = rest.find(CLOSE) {
+            reply
+                .unparsed
+                .extend(parse_call(&rest[..length + CLOSE.len()]).err());
+        }
+        text += OPEN;
+        rest = &rest[OPEN.len()..];
+    }
+    text += rest;
+    if !text.trim().is_empty() {
+        parts.push(Said::Text(text.trim().to_owned()));
     }
     reply.content = match parts.as_slice() {
         [Said::Text(text)] => Content::Text(text.clone()),
@@ -380,8 +400,8 @@ fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
         raw_text: block.to_owned(),
         error: error.to_owned(),
     };
-    let inner = inside(block.strip(), "<tool_call>", "</tool_call>").strip();
-    let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let inner = inside(block.strip(), OPEN, CLOSE).strip();
+    let is_name = |c: char| is_word(c) || matches!(c, '-' | '.');
     let end = inner.find(|c| !is_name(c)).unwrap_or(inner.len());
     let (name, mut rest) = inner.split_at(end);
     if name.is_empty() {
@@ -403,6 +423,27 @@ fn parse_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
     }
     let arguments = Json::Object(arguments).dump(Style::ASCII);
     Ok(ToolCall::new(name, arguments))
+}
+
+/// A call that a text begins with, as the service's own variants take it: any name without space
+/// is one. With what follows it.
+fn whole_call(text: &str) -> Option<(ToolCall, &str)> {
+    let rest = text.strip_prefix(OPEN)?.trim_start();
+    let (name, rest) = rest.split_at(rest.find(|c: char| c.is_whitespace() || c == '<')?);
+    let mut rest = rest.trim_start();
+    let mut arguments = Vec::new();
+    while let Some(keyed) = rest.strip_prefix("<arg_key>") {
+        let (key, after) = keyed.split_at(keyed.find('<').filter(|length| *length > 0)?);
+        let after = after.strip_prefix("</arg_key>")?.trim_start();
+        let (value, after) = after
+            .strip_prefix("<arg_value>")?
+            .split_once("</arg_value>")?;
+        set(&mut arguments, key.trim().to_owned(), value_or_text(value));
+        rest = after.trim_start();
+    }
+    let after = rest.strip_prefix(CLOSE).filter(|_| !name.is_empty())?;
+    let arguments = Json::Object(arguments).dump(Style::ASCII);
+    Some((ToolCall::new(name, arguments), after))
 }
 
 /// What is before the first whole pair, its key and value, and what is after it.
@@ -429,5 +470,7 @@ mod tests {
         let open = "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>";
         let error = parse_call(open).unwrap_err().error;
         assert_eq!(error, "Unexpected trailing content inside tool call");
+        let marked = parse_call("<tool_call>मौसम</tool_call>").unwrap_err().error;
+        assert_eq!(marked, "Unexpected trailing content inside tool call");
     }
 }
