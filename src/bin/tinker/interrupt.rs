@@ -1,5 +1,6 @@
 //! Ctrl-C and requests to terminate: what is under way ends in order, and the program with 130.
 
+use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -39,6 +40,15 @@ pub(crate) fn while_asking<T>(read: impl FnOnce() -> T) -> T {
     typed
 }
 
+/// Standard input, which Ctrl-C does not wait for.
+pub(crate) struct Typed;
+
+impl Read for Typed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while_asking(|| io::stdin().read(buffer))
+    }
+}
+
 /// Ends the program as Ctrl-C does.
 pub(crate) fn exit() -> ! {
     std::process::exit(Exit::Interrupted as i32)
@@ -61,7 +71,6 @@ fn pressed() {
 /// Begins to listen.
 #[cfg(unix)]
 pub(crate) fn listen() -> anyhow::Result<()> {
-    use std::io::Read;
     use std::os::unix::net::UnixStream;
 
     use signal_hook::consts::{SIGINT, SIGTERM};

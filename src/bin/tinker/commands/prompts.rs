@@ -1,7 +1,7 @@
 //! Prompts from an argument, a file or standard input: lines of text, or of JSON.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -115,7 +115,7 @@ impl Source {
                     opened.with_context(|| format!("cannot read {name}"))?,
                 ))
             }
-            None => Box::new(BufReader::new(Typed)),
+            None => Box::new(BufReader::new(interrupt::Typed)),
         };
         let lines = reader.lines().enumerate();
         let lines =
@@ -124,15 +124,6 @@ impl Source {
             let place = || format!("{name}, line {}", number + 1);
             parse(&line.with_context(place)?, index, jsonl).with_context(place)
         }))
-    }
-}
-
-/// Standard input, which Ctrl-C does not wait for.
-struct Typed;
-
-impl Read for Typed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        interrupt::while_asking(|| io::stdin().read(buffer))
     }
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::sampler::tokenizer_of;
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::output::Table;
 
 /// Turn text into tokens, or tokens into text, by a model's tokenizer.
@@ -43,7 +44,7 @@ impl Tokenize {
             Some(text) => text.clone(),
             None => {
                 let mut text = String::new();
-                std::io::stdin()
+                interrupt::Typed
                     .read_to_string(&mut text)
                     .context("cannot read standard input as text")?;
                 text

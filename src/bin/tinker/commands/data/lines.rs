@@ -1,7 +1,7 @@
 //! Lines of JSON: conversations, pairs, tokens.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -9,6 +9,8 @@ use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use tinker::text::data::Said;
 use tinker::text::{Json, Message};
+
+use crate::interrupt;
 
 /// The lines of a file, one by one, that are not empty.
 pub(crate) struct Lines {
@@ -24,7 +26,7 @@ impl Lines {
     /// Opens a file, which may be packed with gzip; `-` is standard input.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Self> {
         let (name, reader): (_, Box<dyn Read>) = match file.as_os_str() == "-" {
-            true => ("standard input".to_owned(), Box::new(io::stdin())),
+            true => ("standard input".to_owned(), Box::new(interrupt::Typed)),
             false => {
                 let opened = File::open(file);
                 let opened = opened.with_context(|| format!("cannot read {}", file.display()))?;
