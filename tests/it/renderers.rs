@@ -412,6 +412,41 @@ fn calls_of_inkling_are_written_as_the_service_writes_them() {
 }
 
 #[test]
+fn inkling_says_nothing_beside_its_calls() {
+    #[track_caller]
+    fn check(parts: serde_json::Value, calls: &[ToolCall], expected: &str) {
+        let said = Message::new("assistant", parts).with_tool_calls(calls.to_vec());
+        let messages = [Message::user("Hi"), said, Message::user("Hi")];
+        let text = prompt("tml_v0", "O200kBaseChatTokenizer", &messages);
+        let user = "<|message_user|><|content_text|>Hi<|end_message|>";
+        let expected = format!("{user}{expected}{user}");
+        assert!(text.ends_with(&expected), "{text}");
+    }
+    let (nothing, thought) = (
+        json!({"type": "text", "text": ""}),
+        json!({"type": "thinking", "thinking": "a"}),
+    );
+    let thinks = "<|message_model|><|content_thinking|>a<|end_message|>";
+    let says = "<|message_model|><|content_text|><|end_message|>";
+    let calls =
+        "<|message_model|>f<|content_invoke_tool_json|>{\"name\":\"f\",\"args\":{}}<|end_message|>";
+    let end = "<|content_model_end_sampling|>";
+    let call = [ToolCall::new("f", "{}")];
+    check(
+        json!([thought, nothing]),
+        &call,
+        &format!("{thinks}{calls}{end}"),
+    );
+    check(json!([nothing]), &call, &format!("{calls}{end}"));
+    check(
+        json!([thought, nothing]),
+        &[],
+        &format!("{thinks}{says}{end}"),
+    );
+    check(json!([]), &[], "");
+}
+
+#[test]
 fn calls_of_kimi_need_an_id() {
     #[track_caller]
     fn check(id: &str, expected: &str) {

@@ -43,10 +43,10 @@ fn message(who: &'static str, name: &str, kind: &'static str, content: String) -
 impl TmlV0 {
     fn assistant(turn: &Turn) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
-        let silent = turn.content.is_empty() && !turn.calls.is_empty();
+        let calls = !turn.calls.is_empty();
         for part in turn.content.clone().into_parts() {
             match part {
-                Said::Text(text) if silent && text.is_empty() => {}
+                Said::Text(text) if calls && text.is_empty() => {}
                 Said::Text(text) => pieces.extend(message(MODEL, "", TEXT, text)),
                 Said::Thinking(text) => pieces.extend(message(MODEL, "", THINKING, text)),
                 Said::Image(_) => {
@@ -60,7 +60,10 @@ impl TmlV0 {
             let content = format!("{{\"name\":{name},\"args\":{arguments}}}");
             pieces.extend(message(MODEL, &call.name, CALL, content));
         }
-        pieces.push(Piece::fixed(STOP));
+        // A turn without a message has no end either.
+        if !pieces.is_empty() {
+            pieces.push(Piece::fixed(STOP));
+        }
         Ok(pieces)
     }
 
