@@ -275,13 +275,17 @@ fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
             rest = after;
             continue;
         }
-        if let Some(length) = rest.find(CLOSE) {
-            reply
-                .unparsed
-                .extend(parse_call(&rest[..length + CLOSE.len()]).err());
-        }
         text += OPEN;
-        rest = &rest[OPEN.len()..];
+        // A model may begin again and again: a call ends before the next begins.
+        let (block, after) = (rest, &rest[OPEN.len()..]);
+        let block = &block[..after
+            .find(OPEN)
+            .map_or(block.len(), |next| OPEN.len() + next)];
+        if let Some(length) = block.find(CLOSE) {
+            let broken = parse_call(&block[..length + CLOSE.len()]);
+            reply.unparsed.extend(broken.err());
+        }
+        rest = after;
     }
     text += rest;
     if !text.trim().is_empty() {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use minijinja::formatting::{FormatStyle, format};
+use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::methods::{changed_case, lines, pad, stripped};
-use super::python::{Arguments, float, pairs, refusal, text_of, to_json};
-use super::source::{CONCAT, ITERABLE, MODULO, PLUS, SLICE, TIMES, VARIADIC};
+use super::python::{Arguments, float, formatted, pairs, refusal, text_of, to_json};
+use super::source::{CONCAT, ITERABLE, KEPT, MODULO, PLUS, SLICE, TIMES, VARIADIC};
 use crate::text::letters::is_word;
 use crate::text::space::{Strip, is_space};
 
@@ -81,6 +81,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     });
     environment.add_function(SLICE, slice);
     environment.add_function(ITERABLE, iterable);
+    environment.add_function(KEPT, kept);
     environment.add_function(VARIADIC, |inner: Value, names: Vec<String>| {
         Value::from_object(VariadicMacro { inner, names })
     });
@@ -231,7 +232,7 @@ fn modulo(left: Value, right: Value) -> Result<Value, Error> {
         if left.is_safe() {
             arguments = arguments.iter().map(within_safe).collect();
         }
-        let text = format(FormatStyle::Printf, pattern, &arguments)?;
+        let text = formatted(FormatStyle::Printf, pattern, &arguments)?;
         return Ok(as_safe_as(&left, text));
     }
     let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
@@ -263,6 +264,53 @@ fn modulo(left: Value, right: Value) -> Result<Value, Error> {
 
 /// A longer text or list than this is a mistake, or worse.
 const MOST_REPEATED: usize = 1 << 24;
+/// The same for what is gathered bit by bit: a text may be a whole conversation.
+const LONGEST_KEPT: usize = 1 << 26;
+const MOST_KEPT: usize = 1 << 20;
+
+/// What is set, unless it has become so long or so deep that it can only be meant to grow for ever.
+fn kept(value: Value) -> Result<Value, Error> {
+    // Two lists in one are not made one list before somebody goes through them, each time anew.
+    let name = value.as_object().map(|object| object.type_name());
+    let value = match name.is_some_and(|name| name.ends_with("::MergeSeq")) {
+        true => Value::from_iter(value.try_iter()?.take(MOST_KEPT + 1)),
+        false => value,
+    };
+    let is_container = matches!(value.kind(), ValueKind::Seq | ValueKind::Map);
+    let is_long = match value.as_str() {
+        Some(text) => text.len() > LONGEST_KEPT,
+        None => is_container && value.len().is_some_and(|length| length > MOST_KEPT),
+    };
+    if is_long {
+        return Err(refusal("what is set gets too long"));
+    }
+    // A look at everything takes a while, and a loop that digs comes by again soon.
+    if is_container && fastrand::u8(..8) == 0 && is_bottomless(&value) {
+        return Err(refusal("what is set nests too deeply"));
+    }
+    Ok(value)
+}
+
+/// Whether a value is deeper than data is, or has no end. Who drops or compares one descends with
+/// every level, and a stack has an end.
+fn is_bottomless(value: &Value) -> bool {
+    const DEEPEST: usize = 200;
+    let mut seen = 0;
+    let mut open = vec![(value.clone(), 0)];
+    while let Some((value, depth)) = open.pop() {
+        let inner: Vec<Value> = match value.kind() {
+            ValueKind::Seq => value.try_iter().into_iter().flatten().collect(),
+            ValueKind::Map => pairs(&value).into_iter().map(|(_, item)| item).collect(),
+            _ => continue,
+        };
+        seen += inner.len() + 1;
+        if depth > DEEPEST || seen > 2 * MOST_KEPT {
+            return true;
+        }
+        open.extend(inner.into_iter().map(|inner| (inner, depth + 1)));
+    }
+    false
+}
 
 /// `left * right`, which also repeats texts and lists.
 fn times(left: &Value, right: &Value) -> Result<Value, Error> {

@@ -2,12 +2,12 @@
 //!
 //! transformers renders in a sandbox, so methods that change a value are refused there too.
 
-use minijinja::formatting::{FormatStyle, format};
+use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::filters::within_safe;
-use super::python::{Arguments, pairs, refusal};
+use super::python::{Arguments, formatted, pairs, refusal};
 use crate::text::letters::{is_digit, is_letter};
 use crate::text::space::is_space;
 
@@ -121,7 +121,7 @@ fn safe_text_method(value: &Value, method: &str, arguments: &[Value]) -> Result<
 fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
     // These take anything, by name as well.
     match method {
-        "format" => return format(FormatStyle::StrFormat, text, arguments).map(Value::from),
+        "format" => return formatted(FormatStyle::StrFormat, text, arguments).map(Value::from),
         "format_map" => {
             let map = arguments
                 .first()
@@ -130,7 +130,7 @@ fn text_method(text: &str, method: &str, arguments: &[Value]) -> Result<Value, E
                 .into_iter()
                 .map(|(key, item)| (super::python::text_of(&key), item))
                 .collect();
-            return format(FormatStyle::StrFormat, text, &[Value::from(named)]).map(Value::from);
+            return formatted(FormatStyle::StrFormat, text, &[Value::from(named)]).map(Value::from);
         }
         _ => {}
     }

@@ -52,7 +52,7 @@ impl Template {
         environment.add_filter(source::GENERATION, generation);
         // Line ends are one character to Jinja2, within texts too.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        environment.add_template_owned(NAME, source::rewrite(&source))?;
+        environment.add_template_owned(NAME, source::rewrite(&source)?)?;
         Ok(Self { environment })
     }
 
@@ -138,5 +138,70 @@ mod tests {
         check("{{ 'a b'|truncate(-9223372036854775808) }}", None);
         let widest = "{{ [1]|tojson(indent=1152921504606846976)|length }}";
         check(widest, Some("1048581"));
+    }
+
+    #[track_caller]
+    fn refusal_of(source: &str) -> String {
+        let rendered = Template::new(source)
+            .unwrap()
+            .render(&[], DateTime::default());
+        rendered.unwrap_err().to_string()
+    }
+
+    /// Neither deep values, whose end takes as much stack, nor long ones.
+    #[test]
+    fn nothing_grows_for_ever() {
+        let grow = |begin: &str, turn: &str| {
+            refusal_of(&format!(
+                "{{% set n = namespace(a={begin}) %}}{{% for i in range(90000) %}}\
+                 {{% set n.a = {turn} %}}{{% endfor %}}"
+            ))
+        };
+        for (begin, turn) in [
+            ("[]", "[n.a]"),
+            ("[]", "{'x': n.a}"),
+            ("[]", "namespace(a=n.a)"),
+            ("[]", "[1, [n.a, 2]]"),
+        ] {
+            let error = grow(begin, turn);
+            assert!(error.contains("nests too deeply"), "{error}");
+        }
+        for (begin, turn) in [("'ab'", "n.a + n.a"), ("[1]", "n.a + n.a")] {
+            let error = grow(begin, turn);
+            assert!(error.contains("gets too long"), "{error}");
+        }
+        let doubled = "{% set a = a + a %}".repeat(40);
+        let error = refusal_of(&format!("{{% set a = 'ab' %}}{doubled}"));
+        assert!(error.contains("gets too long"), "{error}");
+        for wide in [
+            "{{ '%99999999999d' % 1 }}",
+            "{{ '%.99999999999f' % 1 }}",
+            "{{ '%(a)99999999999d' % {'a': 1} }}",
+            "{{ '%*d' % (99999999999, 1) }}",
+            "{{ '{:99999999999}'.format(1) }}",
+            "{{ '{:x>99999999999}'.format(1) }}",
+            "{{ '{:{w}}'.format(1, w=99999999999) }}",
+        ] {
+            let error = refusal_of(wide);
+            assert!(error.contains("beyond reason"), "{wide}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_within_itself_is_printed_to_an_end() {
+        let said = |source: &str| {
+            let rendered = Template::new(source).unwrap();
+            rendered.render(&[], DateTime::default()).unwrap().0
+        };
+        let said_itself = said("{% set n = namespace() %}{% set n.a = [n] %}{{ n }}");
+        assert!(said_itself.contains("..."), "{said_itself}");
+        assert_eq!(
+            said("{% set n = namespace(a=1) %}{{ n }}"),
+            "<Namespace {'a': 1}>"
+        );
+        assert_eq!(
+            said("{{ '%x 123456789 %%99999999d' % 255 }}"),
+            "ff 123456789 %99999999d"
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
@@ -21,9 +22,17 @@ pub(super) fn text_of(value: &Value) -> String {
     }
 }
 
+/// How deep values are printed. A namespace may be within itself, and a stack has an end.
+const DEEPEST: usize = 200;
+
 /// Python's `repr`.
 pub(super) fn write_repr(value: &Value, out: &mut String) {
+    write_within(value, 0, out);
+}
+
+fn write_within(value: &Value, depth: usize, out: &mut String) {
     match value.kind() {
+        _ if depth > DEEPEST => out.push_str("..."),
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
@@ -38,18 +47,24 @@ pub(super) fn write_repr(value: &Value, out: &mut String) {
         }
         ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
         ValueKind::Bytes => write_bytes(value.as_bytes().unwrap_or_default(), out),
-        ValueKind::Seq | ValueKind::Iterable => write_items(value, out),
-        // Objects that only look like maps, such as namespaces and loops, print themselves.
-        ValueKind::Map if is_plain_map(value) => write_pairs(value, out),
+        ValueKind::Seq | ValueKind::Iterable => write_items(value, depth, out),
+        ValueKind::Map => match value.as_object().map(|object| object.type_name()) {
+            // What only looks like a map prints itself.
+            Some(name) if name.ends_with("::Loop") || name.ends_with("::Module") => {
+                out.push_str(&value.to_string());
+            }
+            Some(name) if name.ends_with("::Namespace") => {
+                out.push_str("<Namespace ");
+                write_pairs(value, depth, out);
+                out.push('>');
+            }
+            _ => write_pairs(value, depth, out),
+        },
         _ => out.push_str(&value.to_string()),
     }
 }
 
-fn is_plain_map(value: &Value) -> bool {
-    value.to_string().starts_with('{')
-}
-
-fn write_items(value: &Value, out: &mut String) {
+fn write_items(value: &Value, depth: usize, out: &mut String) {
     let Ok(items) = value.try_iter() else {
         return out.push_str(&value.to_string());
     };
@@ -58,7 +73,7 @@ fn write_items(value: &Value, out: &mut String) {
     let mut count = 0;
     for item in items {
         out.push_str(if count == 0 { "" } else { ", " });
-        write_repr(&item, out);
+        write_within(&item, depth + 1, out);
         count += 1;
     }
     out.push_str(match (is_tuple, count) {
@@ -68,13 +83,13 @@ fn write_items(value: &Value, out: &mut String) {
     });
 }
 
-fn write_pairs(value: &Value, out: &mut String) {
+fn write_pairs(value: &Value, depth: usize, out: &mut String) {
     out.push('{');
     for (index, (key, item)) in pairs(value).into_iter().enumerate() {
         out.push_str(if index == 0 { "" } else { ", " });
-        write_repr(&key, out);
+        write_within(&key, depth + 1, out);
         out.push_str(": ");
-        write_repr(&item, out);
+        write_within(&item, depth + 1, out);
     }
     out.push('}');
 }
@@ -236,6 +251,48 @@ impl Arguments {
         self.named.as_ref().map_or(Ok(()), Kwargs::assert_all_used)
     }
 }
+
+/// A text with values in it, as Python puts them there, but for widths that nobody can mean.
+pub(super) fn formatted(
+    style: FormatStyle,
+    pattern: &str,
+    arguments: &[Value],
+) -> Result<String, Error> {
+    let (places, begin, asks) = match style {
+        FormatStyle::Printf => (pattern.replace("%%", ""), '%', "*"),
+        FormatStyle::StrFormat => (pattern.replace("{{", ""), ':', ":{"),
+    };
+    let is_wide = |number: &str| number.trim_start_matches('0').len() >= DIGITS;
+    let has_wide = places.split(begin).skip(1).any(|place| {
+        let place = specification(style, place);
+        place.split(|c: char| !c.is_ascii_digit()).any(is_wide)
+    });
+    let is_huge = |value: &Value| value.is_integer() && is_wide(&value.to_string());
+    let has_huge = |value: &Value| match value.is_kwargs() {
+        true => pairs(value).iter().any(|(_, item)| is_huge(item)),
+        false => is_huge(value),
+    };
+    match has_wide || places.contains(asks) && arguments.iter().any(has_huge) {
+        true => Err(refusal("the width is beyond reason")),
+        false => format(style, pattern, arguments),
+    }
+}
+
+/// What stands between the sign that begins a place and its end: flags, width and precision.
+fn specification(style: FormatStyle, place: &str) -> &str {
+    let end = match style {
+        FormatStyle::StrFormat => place.find(['{', '}']),
+        FormatStyle::Printf => {
+            let named = place.strip_prefix('(').and_then(|rest| rest.find(')'));
+            let from = named.map_or(0, |end| end + 2);
+            place[from..].find(char::is_alphabetic).map(|to| from + to)
+        }
+    };
+    &place[..end.unwrap_or(place.len())]
+}
+
+/// A width of so many digits is a mistake, or worse.
+const DIGITS: usize = 8;
 
 pub(super) fn refusal(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())

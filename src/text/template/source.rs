@@ -11,11 +11,15 @@
 //! - what is set within a filter block or the block of a `set` stays there;
 //! - the line break after `{% raw %}` is doubled, because `minijinja` takes one away;
 //! - escapes in texts that only Python knows are spelled as what they stand for;
-//! - where texts may be marked as safe, `a + b` becomes a call, which escapes what is not.
+//! - where texts may be marked as safe, `a + b` becomes a call, which escapes what is not;
+//! - what is `set` passes through a check, because what grows with each turn of a loop has no end.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
-use super::python::push_escaped;
+use minijinja::Error;
+
+use super::python::{push_escaped, refusal};
 
 /// Names no template uses.
 pub(super) const MODULO: &str = "__modulo";
@@ -28,10 +32,23 @@ pub(super) const SLICE: &str = "__slice";
 pub(super) const ITERABLE: &str = "__iterable";
 pub(super) const GENERATION: &str = "__generation";
 pub(super) const VARIADIC: &str = "__variadic";
+pub(super) const KEPT: &str = "__kept";
+
+/// How many tokens an expression may have between two commas, the brackets around it included; the
+/// longest of the served families has 58. Who reads it descends with every operator, and a stack
+/// has an end.
+const LONGEST: usize = 400;
+/// The same for `elif`, and for macros and calls within one another.
+const DEEPEST: usize = 100;
 
 /// A template in the dialect of `minijinja`. What cannot be read is left for it to refuse.
-pub(super) fn rewrite(source: &str) -> String {
+///
+/// # Errors
+///
+/// If it nests so deeply that reading it might take more stack than there is.
+pub(super) fn rewrite(source: &str) -> Result<String, Error> {
     let pieces = split(source);
+    let blocks = Blocks::read(&pieces)?;
     let mut out = String::with_capacity(source.len() + 256);
     let mut open_macros = Vec::new();
     let mut has_marked = false;
@@ -59,14 +76,15 @@ pub(super) fn rewrite(source: &str) -> String {
             Some("set") if is_tag && !assigns(&tokens) => {
                 push_all(&mut out, &[open, &statement(&tokens), SCOPE, close]);
             }
+            Some("set") if is_tag => push_all(&mut out, &[open, &assignment(&tokens), close]),
             Some("endfilter" | "endset") if is_tag => {
                 push_all(&mut out, &[open, END_SCOPE, body, close]);
             }
             Some("macro") if is_tag => {
-                let inner = inner(&pieces[index + 1..], "macro", "endmacro");
+                let inner = blocks.inner(index);
                 let signature = Signature::read(&tokens);
                 let variadic = match &signature {
-                    Some(signature) if asks_for_more(&inner) => Some(signature.adapter()),
+                    Some(signature) if asks_for_more(inner) => Some(signature.adapter()),
                     _ => None,
                 };
                 let head = match &signature {
@@ -74,13 +92,12 @@ pub(super) fn rewrite(source: &str) -> String {
                     None => statement(&tokens),
                 };
                 let defaults = signature.map(|s| s.late_defaults()).unwrap_or_default();
-                let begin: String = defaults.iter().chain(&reads(&inner)).cloned().collect();
+                let begin: String = defaults.iter().chain(&reads(inner)).cloned().collect();
                 push_all(&mut out, &[open, &head, &begin, close]);
                 open_macros.push(variadic);
             }
             Some("call") if is_tag => {
-                let inner = inner(&pieces[index + 1..], "call", "endcall");
-                let begin = reads(&inner).concat();
+                let begin = reads(blocks.inner(index)).concat();
                 push_all(&mut out, &[open, &statement(&tokens), &begin, close]);
             }
             Some("raw") if is_tag => {
@@ -102,10 +119,10 @@ pub(super) fn rewrite(source: &str) -> String {
             _ => push_all(&mut out, &[open, &expression(&tokens), close]),
         }
     }
-    match has_marked {
+    Ok(match has_marked {
         true => with_sums(&out),
         false => out,
-    }
+    })
 }
 
 /// Whether this is the name of a filter that marks a text as safe, in quotes or not.
@@ -201,8 +218,13 @@ const END_SCOPE: &str = " endwith %}{%";
 
 /// Whether a `set` is no block.
 fn assigns(tokens: &[&str]) -> bool {
+    equals_sign(tokens).is_some()
+}
+
+/// Where the value of a `set` begins.
+fn equals_sign(tokens: &[&str]) -> Option<usize> {
     let mut depth = 0usize;
-    tokens.iter().any(|token| {
+    tokens.iter().position(|token| {
         match *token {
             "(" | "[" | "{" => depth += 1,
             ")" | "]" | "}" => depth = depth.saturating_sub(1),
@@ -386,6 +408,16 @@ fn is_space(token: &str) -> bool {
 fn statement(tokens: &[&str]) -> String {
     let (name, rest) = tokens.split_at(name_end(tokens));
     name.concat() + &expression(rest)
+}
+
+/// A `set` of one value, or of several by commas, which is looked at before it is kept.
+fn assignment(tokens: &[&str]) -> String {
+    let value = equals_sign(tokens).map_or(tokens.len(), |sign| sign + 1);
+    let (target, value) = tokens.split_at(value);
+    match value.iter().all(|token| is_space(token)) {
+        true => statement(tokens),
+        false => format!("{}{KEPT}(({})) ", statement(target), expression(value)),
+    }
 }
 
 /// Behind the first token that is no space.
@@ -682,24 +714,86 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// The tags up to the end of a block that has just begun, as tokens without space.
-fn inner<'a>(following: &[Piece<'a>], open: &str, close: &str) -> Vec<Vec<&'a str>> {
-    let mut depth = 0;
-    let mut found = Vec::new();
-    for piece in following {
-        let Piece::Code { body, .. } = piece else {
-            continue;
-        };
-        let tokens = code(&tokens(body));
-        match tokens.first() {
-            Some(name) if *name == open => depth += 1,
-            Some(name) if *name == close && depth == 0 => break,
-            Some(name) if *name == close => depth -= 1,
-            _ => {}
+/// The tags of a template, and where blocks end.
+struct Blocks<'a> {
+    /// The tokens of each piece, without space; none for what is no code.
+    codes: Vec<Vec<&'a str>>,
+    /// For each piece that begins a macro or a call, the one that ends it.
+    ends: Vec<usize>,
+}
+
+impl<'a> Blocks<'a> {
+    fn read(pieces: &[Piece<'a>]) -> Result<Self, Error> {
+        let mut codes = Vec::with_capacity(pieces.len());
+        let mut ends = vec![pieces.len(); pieces.len()];
+        let (mut macros, mut calls) = (Vec::new(), Vec::new());
+        // The branches of each `if` that is open, and of all of them.
+        let (mut branches, mut sum) = (vec![0], 0);
+        for (index, piece) in pieces.iter().enumerate() {
+            let tokens = match piece {
+                Piece::Code { body, .. } => code(&tokens(body)),
+                Piece::Plain(_) => Vec::new(),
+            };
+            match tokens.first().copied().unwrap_or_default() {
+                "macro" => macros.push(index),
+                "call" => calls.push(index),
+                "endmacro" => macros.pop().into_iter().for_each(|from| ends[from] = index),
+                "endcall" => calls.pop().into_iter().for_each(|from| ends[from] = index),
+                "if" => branches.push(0),
+                "elif" => {
+                    branches
+                        .last_mut()
+                        .into_iter()
+                        .for_each(|count| *count += 1);
+                    sum += 1;
+                }
+                "endif" if branches.len() > 1 => sum -= branches.pop().unwrap_or_default(),
+                _ => {}
+            }
+            // All other blocks minijinja counts itself.
+            if macros.len().max(calls.len()).max(sum) > DEEPEST {
+                return Err(refusal("the template's blocks nest too deeply"));
+            }
+            if length(&tokens) > LONGEST {
+                return Err(refusal("an expression of the template is too long"));
+            }
+            codes.push(tokens);
         }
-        found.push(tokens);
+        Ok(Self { codes, ends })
     }
-    found
+
+    /// The tags between the one that begins a macro or a call and the one that ends it.
+    fn inner(&self, index: usize) -> &[Vec<&'a str>] {
+        self.codes
+            .get(index + 1..self.ends[index])
+            .unwrap_or_default()
+    }
+}
+
+/// The tokens of the longest expression, brackets that stand around it included.
+fn length(tokens: &[&str]) -> usize {
+    // At each open bracket, the tokens since the last comma.
+    let mut levels = vec![0];
+    let (mut sum, mut longest) = (0, 0);
+    for token in tokens {
+        match (*token, &mut levels[..]) {
+            (",", [.., last]) => sum -= std::mem::take(last),
+            (")" | "]" | "}", [_, .., last]) => {
+                sum -= *last;
+                levels.pop();
+            }
+            (_, [.., last]) => {
+                *last += 1;
+                sum += 1;
+                longest = longest.max(sum);
+                if matches!(*token, "(" | "[" | "{") {
+                    levels.push(0);
+                }
+            }
+            (_, []) => {}
+        }
+    }
+    longest
 }
 
 /// Tokens that are no space.
@@ -728,16 +822,13 @@ fn asks_for_more(inner: &[Vec<&str>]) -> bool {
 
 /// Tags, to put behind one that begins a block, that read the namespaces the block assigns to.
 fn reads(inner: &[Vec<&str>]) -> Vec<String> {
-    let mut names: Vec<&str> = Vec::new();
-    for tokens in inner {
-        if let ["set", name, ".", ..] = tokens[..]
-            && !names.contains(&name)
-        {
-            names.push(name);
-        }
-    }
-    let read = |name: &&str| format!("%}}{{% if {name} %}}{{% endif ");
-    names.iter().map(read).collect()
+    let mut seen = HashSet::new();
+    let names = inner.iter().filter_map(|tokens| match tokens[..] {
+        ["set", name, ".", ..] => seen.insert(name).then_some(name),
+        _ => None,
+    });
+    let read = |name: &str| format!("%}}{{% if {name} %}}{{% endif ");
+    names.map(read).collect()
 }
 
 /// `macro name(parameter, parameter=default)`
@@ -763,6 +854,7 @@ impl<'a> Signature<'a> {
             _ => return None,
         };
         let mut parameters: Vec<Parameter<'a>> = Vec::new();
+        let mut known = HashSet::new();
         for part in split_at_commas(rest) {
             let (name, default) = match part[..] {
                 [] => continue,
@@ -770,12 +862,12 @@ impl<'a> Signature<'a> {
                 [name, "=", ref default @ ..] => (name, default),
                 _ => return None,
             };
-            let is_earlier = |token: &&str| parameters.iter().any(|known| known.name == *token);
             parameters.push(Parameter {
                 name,
                 default: expression(&spaced(default)),
-                is_late: default.iter().any(is_earlier),
+                is_late: default.iter().any(|token| known.contains(token)),
             });
+            known.insert(name);
         }
         Some(Self { name, parameters })
     }
@@ -843,7 +935,7 @@ mod tests {
 
     #[track_caller]
     fn check(source: &str, expected: &str) {
-        assert_eq!(rewrite(source), expected);
+        assert_eq!(rewrite(source).unwrap(), expected);
     }
 
     #[test]
@@ -854,7 +946,7 @@ mod tests {
             "{# 1 % 2 #}{% raw %}{{ 1 % 2 }}{% endraw %}",
             "{%- if a.b['c'](d) | e(1)|f is g -%} x {%+ endif +%}",
             "{{ '%}' + \"}}\" }} {{ {'a': {'b': 1}} }}",
-            "{% set x = -1 + (2 + 3) ** 2 // y %}",
+            "{{ -1 + (2 + 3) ** 2 // y }}{% set x = %}",
             "{{ unfinished",
             "{% macro m(a, b=2) %}{{ a }}{% endmacro %}",
         ] {
@@ -916,7 +1008,7 @@ mod tests {
         );
         check(
             "{% set a %}{% set b = c(d=1) %}{%- endset %}{% set e|f(g=1) -%}{% endset %}",
-            "{% set a %}{% with %}{% set b = c(d=1) %}{%- endwith %}{% endset %}\
+            "{% set a %}{% with %}{% set b =__kept(( c(d=1) )) %}{%- endwith %}{% endset %}\
              {% set e|f(g=1) %}{% with -%}{% endwith %}{% endset %}",
         );
         check(
@@ -957,7 +1049,7 @@ mod tests {
         check(
             "{%- macro m(a, b=a|c, d=[1]) -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
             "{%- macro m(a, b=__unset, d=[1]) %}{% set b = (a|c) if b is undefined else b \
-             %}{% if n %}{% endif -%}\n{% set n.x = 1 %}{% set n.y = b %}{% endmacro %}",
+             %}{% if n %}{% endif -%}\n{% set n.x =__kept(( 1 )) %}{% set n.y =__kept(( b )) %}{% endmacro %}",
         );
     }
 
@@ -970,7 +1062,7 @@ mod tests {
         );
         check(
             "{% set x = a + [b + 'escape'] %}{% for y in z + w %}",
-            "{% set x = __plus(a, [__plus(b, 'escape')]) %}\
+            "{% set x =__kept(( __plus(a, [__plus(b, 'escape')]) )) %}\
              {% for y in __iterable( __plus(z, w) ) %}",
         );
         check("{{ a|e + }}", "{{ a|e + }}");
@@ -992,6 +1084,70 @@ mod tests {
             "{% macro m(a, b=not c or 'd' if e is in [f, g] else h.i[1]) %}",
             "{% macro m(a, b=not c or 'd' if e is in[f,g]else h.i[1]) %}",
         );
+    }
+
+    #[test]
+    fn what_is_set_is_looked_at() {
+        check("{% set x=1 %}", "{% set x=__kept((1 )) %}");
+        check(
+            "{%- set a, b = c, d -%}",
+            "{%- set a, b =__kept(( c, d )) -%}",
+        );
+        check(
+            "{% set n.x = a % b %}",
+            "{% set n.x =__kept(( __modulo(a, b) )) %}",
+        );
+    }
+
+    /// Whoever reads a template descends with what is in it, and would have no stack left.
+    #[test]
+    fn what_nests_too_deeply_is_refused() {
+        #[track_caller]
+        fn check(begin: &str, again: &str, end: &str, fits: usize) {
+            let template = |times: usize| {
+                let source = format!("{begin}{}{end}", again.repeat(times));
+                super::super::Template::new(&source).map(drop)
+            };
+            assert!(template(fits).is_ok(), "{:?}", template(fits));
+            // Up to the limit, what is taken must fit into this thread's stack.
+            let _ = (100..=400).step_by(25).map(template).collect::<Vec<_>>();
+            template(10_000).unwrap_err();
+            template(100_000).unwrap_err();
+        }
+        for (begin, again, end) in [
+            ("{{ a", ".b", " }}"),
+            ("{{ a", "[0]", " }}"),
+            ("{{ a", "[0:1]", " }}"),
+            ("{{ a", "()", " }}"),
+            ("{{ a", "|e", " }}"),
+            ("{{ ", "not ", "a }}"),
+            ("{{ ", "-", "1 }}"),
+            ("{{ a", " and a", " }}"),
+            ("{{ a", " ** a", " }}"),
+            ("{{ a", " % a", " }}"),
+            ("{{ a", " if a else a", " }}"),
+            ("{% set x = a", " + a", " %}"),
+            ("{% for x in a", ".b", " %}{% endfor %}"),
+            ("{% if a %}", "{% elif b %}", "{% endif %}"),
+        ] {
+            check(begin, again, end, 50);
+        }
+        for (begin, again, end) in [
+            ("{{ ", "(", "a }}"),
+            ("{{ ", "[", "a }}"),
+            ("{{ ", "{'a': ", "a }}"),
+            ("{{ a", "[b", " }}"),
+            ("{{ ", "a(b % ", "a }}"),
+            ("", "{% macro a() %}", ""),
+            ("", "{% call a() %}", ""),
+            ("", "{% if a %}", ""),
+            ("", "{% for a in b %}", ""),
+        ] {
+            check(begin, again, end, 0);
+        }
+        // What is long is not deep.
+        let list = format!("{{{{ [{}] }}}}", "a.b, ".repeat(10_000));
+        assert!(rewrite(&list).is_ok());
     }
 
     #[test]
