@@ -82,7 +82,7 @@ fn wrong_words_are_usage_errors() {
         (&["run", "list", "--limit", "many"], "invalid value 'many'"),
         (&["checkpoint", "info"], "<CHECKPOINT_PATH>"),
         (&["-f", "yaml", "version"], "possible values: table, json"),
-        (&["run", "list", "-m"], "'-m' found; tip: "),
+        (&["tokenize", "-m"], "'-m' found; tip: "),
     ] {
         let text = desk.run(args).failed(2);
         let lines: Vec<&str> = text.lines().collect();
