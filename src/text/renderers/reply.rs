@@ -139,11 +139,14 @@ fn blocks(text: &str, kinds: &[(&str, &str)]) -> (Vec<Part>, Vec<String>) {
     let mut others = Vec::new();
     let mut rest = text;
     let mut from = 0;
-    while let Some((start, kind)) = first_of(&rest[from..], kinds) {
+    let mut ends = vec![true; kinds.len()];
+    while let Some((start, kind)) = first_of(&rest[from..], kinds, &ends) {
         let start = from + start;
         let (open, close) = kinds[kind];
         let Some(length) = rest[start + open.len()..].find(close) else {
-            // This one stays open; another kind may still have whole blocks behind it.
+            // This one stays open, as will others of its kind: a model may repeat itself to no end.
+            // Another kind may still have whole blocks behind it.
+            ends[kind] = false;
             from = start + open.len();
             continue;
         };
@@ -168,11 +171,12 @@ fn push_text(parts: &mut Vec<Part>, text: &str) {
     }
 }
 
-fn first_of(text: &str, kinds: &[(&str, &str)]) -> Option<(usize, usize)> {
-    let found = kinds.iter().enumerate();
-    found
-        .filter_map(|(kind, (open, _))| Some((text.find(open)?, kind)))
-        .min()
+fn first_of(text: &str, kinds: &[(&str, &str)], ends: &[bool]) -> Option<(usize, usize)> {
+    text.match_indices('<').find_map(|(at, _)| {
+        let is_open = |(open, _): &(&str, &str)| text[at..].starts_with(open);
+        let kind = kinds.iter().position(is_open)?;
+        ends[kind].then_some((at, kind))
+    })
 }
 
 /// A call as JSON between `<tool_call>` tags.
@@ -247,6 +251,10 @@ mod tests {
             "<tool_call>a<think>b</think>",
             Some(r#"[Text("<tool_call>a"), Thinking("b")] []"#),
         );
+        // Each is looked at once, however often a model repeats itself.
+        for again in ["<tool_call>", "<think>", "<think>a</think>"] {
+            content_blocks(&again.repeat(300_000)).unwrap();
+        }
     }
 
     #[test]
