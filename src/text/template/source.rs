@@ -1132,12 +1132,22 @@ mod tests {
         ] {
             check(begin, again, end, 50);
         }
+        // Brackets that are closed, which are read to their end.
+        for (begin, open, close) in [
+            ("{{ ", "(", ")"),
+            ("{{ ", "[", "]"),
+            ("{{ ", "{'a': ", "}"),
+            ("{{ a", "[b", "]"),
+            ("{{ ", "a(b % ", ")"),
+        ] {
+            for times in [10_000, 100_000] {
+                let end = format!("a{} }}}}", close.repeat(times));
+                let source = format!("{begin}{}{end}", open.repeat(times));
+                let error = rewrite(&source).unwrap_err().to_string();
+                assert!(error.contains("too long"), "{error}");
+            }
+        }
         for (begin, again, end) in [
-            ("{{ ", "(", "a }}"),
-            ("{{ ", "[", "a }}"),
-            ("{{ ", "{'a': ", "a }}"),
-            ("{{ a", "[b", " }}"),
-            ("{{ ", "a(b % ", "a }}"),
             ("", "{% macro a() %}", ""),
             ("", "{% call a() %}", ""),
             ("", "{% if a %}", ""),
