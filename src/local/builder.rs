@@ -173,7 +173,8 @@ impl Builder {
         self
     }
 
-    /// How long a request's body may take to make some progress, 16 KiB of it. Default: 30 s.
+    /// How long a body may take to make some progress: a request's 16 KiB, an answer's anything at
+    /// all. Who takes longer is given up. Default: 30 s.
     pub fn body_patience(mut self, patience: Duration) -> Self {
         self.body_patience = patience;
         self

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::body::{Room, drain};
+use super::patience::Patient;
 use super::seats::{Seat, Sent};
 use super::{
     App, Dropped, Exchange, Front, GRACE, JSON, Refusal, Reply, ReplyBody, Request, guard,
@@ -71,6 +72,7 @@ pub(super) async fn run(
     shared: Arc<Shared<impl App>>,
     mut stopped: watch::Receiver<bool>,
 ) {
+    let stream = Patient::new(stream, shared.front.limits.body_patience);
     let seat = Arc::new(seat);
     let sitting = seat.clone();
     let service = service_fn(move |request| {

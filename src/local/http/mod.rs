@@ -4,6 +4,7 @@ mod body;
 mod connection;
 mod descriptors;
 mod guard;
+mod patience;
 mod query;
 mod record;
 mod reply;
@@ -119,7 +120,7 @@ pub(super) struct Limits {
     pub(super) request_bytes: usize,
     /// Connections at once.
     pub(super) connections: usize,
-    /// How long some progress of a body may take.
+    /// How long some progress of a body may take, a request's or an answer's.
     pub(super) body_patience: Duration,
 }
 

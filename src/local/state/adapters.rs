@@ -192,7 +192,8 @@ impl Adapters {
                 break;
             }
             match self.send_away(slot) {
-                Ok(freed) => bytes -= freed,
+                // One that came back since it was counted may go as well.
+                Ok(freed) => bytes = bytes.saturating_sub(freed),
                 Err(error) => {
                     return log::warn!("local server: an adapter stays in memory: {error}");
                 }
@@ -245,7 +246,7 @@ impl Adapters {
             }
             let mut place = lock(&slot.place);
             if place.here.is_none() {
-                total -= place.bytes_on_disk;
+                total = total.saturating_sub(place.bytes_on_disk);
                 place.remove_file();
             }
         }

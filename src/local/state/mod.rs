@@ -249,8 +249,14 @@ impl State {
         let Some(model) = self.models.remove(id) else {
             return Vec::new();
         };
-        let waiting = lock(&model.queue).sequence.drain();
-        waiting.into_iter().map(|job| job.request_id).collect()
+        let mut queue = lock(&model.queue);
+        queue.ended = true;
+        queue
+            .sequence
+            .drain()
+            .into_iter()
+            .map(|job| job.request_id)
+            .collect()
     }
 
     /// Drops what is over: results nobody wants, expired checkpoints, old records.

@@ -23,6 +23,8 @@ pub(in crate::local) struct Queue {
     pub(in crate::local) save_due: bool,
     /// The server stops: the model is saved after its last request, and this is dropped.
     pub(in crate::local) farewell: Option<Sender<()>>,
+    /// Whether the model is gone: nothing more is taken in.
+    pub(in crate::local) ended: bool,
 }
 
 impl Queue {

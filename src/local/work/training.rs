@@ -42,6 +42,11 @@ pub(in crate::local) fn submit(
     let futures = &workshop.state.futures;
     let owner = workshop.owner_of(model);
     let mut queue = lock(&model.queue);
+    // It was there when it was looked up.
+    if queue.ended {
+        let problem = format!("{} is no longer in training", model.id);
+        return Err(StateError::Ended(problem));
+    }
     // What nothing goes on without is let in all the same, and what comes again takes no room.
     let waits = !queue.ready.is_empty() || queue.sequence.would_hold(number);
     if !has_room && waits && !queue.sequence.knows(number) {
@@ -167,6 +172,23 @@ fn run(workshop: &Workshop, model: &Model, work: Work) -> Outcome {
 mod tests {
     use super::super::tests::{ill, runtime, workshop};
     use super::*;
+    use crate::types::OptimizerParams;
+
+    /// Nobody would ever answer it.
+    #[test]
+    fn a_model_that_has_ended_takes_nothing_in() {
+        let runtime = runtime();
+        let (workshop, model) = workshop(&runtime);
+        let ask = |number| {
+            let step = Work::Step(OptimizerParams::default());
+            submit(&workshop, &model, Some(number), "optim_step", step)
+        };
+        let waiting = ask(2).unwrap();
+        assert_eq!(workshop.state.end_model(&model.id), [waiting]);
+        for number in [2, 3, 1] {
+            assert!(matches!(ask(number), Err(StateError::Ended(_))), "{number}");
+        }
+    }
 
     /// Whatever ends somebody's turn with a model: the next one has it.
     #[test]

@@ -1,6 +1,6 @@
 //! Who is let in: hosts, origins, content types, keys, users, encryption.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -111,6 +111,28 @@ fn a_body_that_stands_still_is_given_up() {
     let mut start = [0; 12];
     stream.read_exact(&mut start).unwrap();
     assert_eq!(&start, b"HTTP/1.1 408");
+}
+
+#[test]
+fn whoever_reads_no_answers_loses_their_seat() {
+    let server = LocalServer::builder()
+        .body_patience(Duration::from_millis(20))
+        .start()
+        .unwrap();
+    let url = server.base_url();
+    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    // Only a server that waits for ever lets this run out.
+    stream
+        .set_write_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let ask = "GET /api/v1/get_server_capabilities HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(64);
+    let error = loop {
+        if let Err(error) = stream.write_all(ask.as_bytes()) {
+            break error.kind();
+        }
+    };
+    let hung_up = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    assert!(hung_up.contains(&error), "{error:?}");
 }
 
 #[test]
