@@ -21,7 +21,10 @@ pub(crate) fn replace(
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()
     })?;
-    sync_folder(folder)
+    sync_folder(folder).map_err(|error| {
+        let problem = "the new content is there, but may not outlast a power failure";
+        io::Error::new(error.kind(), format!("{problem}: {error}"))
+    })
 }
 
 /// Makes something aside and puts it in its place in one step.

@@ -1,7 +1,7 @@
 //! Any number of samples: [`Samples`], into which requests are pushed, and [`SampleBatch`], which
 //! pulls them from an iterator.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Fuse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,8 +51,7 @@ pub struct Samples<K, T = SampleResponse> {
     submit: Submit<T>,
     in_order: bool,
     pushed: usize,
-    taken: usize,
-    open: HashMap<usize, (K, Pending<T>)>,
+    open: BTreeMap<usize, (K, Pending<T>)>,
     ready: BTreeMap<usize, (K, Result<T>)>,
     sender: Sender<usize>,
     done: Receiver<usize>,
@@ -67,8 +66,7 @@ impl<K, T: Send + 'static> Samples<K, T> {
             submit,
             in_order: false,
             pushed: 0,
-            taken: 0,
-            open: HashMap::new(),
+            open: BTreeMap::new(),
             ready: BTreeMap::new(),
             sender,
             done,
@@ -76,7 +74,7 @@ impl<K, T: Send + 'static> Samples<K, T> {
         }
     }
 
-    /// Gives the results in the order of the requests.
+    /// Gives the results in the order of the requests, from the next one on.
     pub fn in_order(mut self) -> Self {
         self.in_order = true;
         self
@@ -161,12 +159,12 @@ impl<K, T: Send + 'static> Samples<K, T> {
     }
 
     fn take_ready(&mut self) -> Option<(K, Result<T>)> {
-        let (&first, _) = self.ready.first_key_value()?;
-        if self.in_order && first != self.taken {
+        let first = self.ready.first_entry()?;
+        let before = self.open.keys().next();
+        if self.in_order && before.is_some_and(|before| before < first.key()) {
             return None;
         }
-        self.taken += 1;
-        let (_, item) = self.ready.pop_first()?;
+        let item = first.remove();
         self.report();
         Some(item)
     }

@@ -178,6 +178,7 @@ impl Tokenizer {
         Ok(Self::new(name, parts, config))
     }
 
+    #[cfg_attr(not(feature = "chat"), expect(unused_mut))]
     fn new(name: String, parts: Parts, mut config: TokenizerConfig) -> Self {
         let inner = Inner {
             name,

@@ -291,6 +291,24 @@ fn pushed_requests_may_depend_on_results() {
 }
 
 #[test]
+fn an_order_asked_for_late_loses_nothing() {
+    let (fake, gate) = stalling(json!({}));
+    let sampler = fake.sampler();
+    let mut samples = sampler.samples();
+    // What the client refuses itself is there at once.
+    let refused = || SampleRequest::new(prompt(1), SamplingParams::max_tokens(4).with_top_p(2.0));
+    samples.push(0, request(2));
+    samples.push(1, refused());
+    assert_eq!(samples.next().unwrap().0, 1);
+    let mut samples = samples.in_order();
+    samples.push(2, refused());
+    assert!(samples.try_next().is_none(), "the first is under way");
+    gate.wait_for(1);
+    gate.open();
+    assert_eq!(samples.map(|(tag, _)| tag).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
 fn a_batch_can_be_waited_for_in_pieces() {
     let (fake, gate) = stalling(json!({}));
     let mut batch = fake.sampler().sample_tagged([("slow", request(2))]);
