@@ -14,6 +14,9 @@ pub(crate) fn replace(
     parts: &[&[u8]],
     create: impl FnOnce(&Path) -> io::Result<File>,
 ) -> io::Result<()> {
+    // A link stays; what it leads to is replaced.
+    let real = fs::canonicalize(path);
+    let path = real.as_deref().unwrap_or(path);
     let folder = folder_of(path);
     let partial = folder.join(format!("{}{PARTIAL}", uuid::Uuid::new_v4()));
     put(path, &partial, |partial| {
@@ -80,5 +83,18 @@ mod tests {
             (b"two".as_slice(), 1)
         );
         assert_eq!(folder_of(Path::new("file")), Path::new("."));
+    }
+
+    /// Such as a file of settings that is kept elsewhere.
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        replace(&link, &[b"new"], |partial| File::create(partial)).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
     }
 }

@@ -1,6 +1,7 @@
 //! Metrics as a table that other tools import.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -16,8 +17,8 @@ use super::row::{Row, Value};
 /// ```
 ///
 /// The columns are `step`, `timestamp` and the metrics, in the order in which they first came. A
-/// run that is resumed goes on in the same file, from the step it resumed at. (trackio shortens
-/// names to ten letters when it imports them.)
+/// run that is resumed goes on in the same file, from the step it resumed at; a file that is no
+/// such table is left alone. (trackio shortens names to ten letters when it imports them.)
 ///
 /// ```
 /// use tinker::train::{Csv, Logger, Row};
@@ -39,7 +40,10 @@ pub struct Csv {
     columns: Vec<String>,
     /// The cells of every step, empty where it had no such metric.
     rows: Vec<(usize, Vec<String>)>,
-    begun: bool,
+    /// How many columns the file has; none before the first step.
+    written: Option<usize>,
+    /// Whether the file is another's.
+    is_foreign: bool,
 }
 
 const FIRST: [&str; 2] = ["step", "timestamp"];
@@ -51,21 +55,23 @@ impl Csv {
             path: path.into(),
             columns: FIRST.map(str::to_owned).into(),
             rows: Vec::new(),
-            begun: false,
+            written: None,
+            is_foreign: false,
         }
     }
 
     /// What an earlier part of the run wrote before this step.
-    fn go_on(&mut self, step: usize) {
-        let Ok(text) = fs::read_to_string(&self.path) else {
-            return;
+    fn go_on(&mut self, step: usize) -> io::Result<()> {
+        let text = match fs::read_to_string(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            read => read?,
         };
         let mut lines = text.lines().map(|line| line.split(',').map(str::to_owned));
         let Some(columns) = lines.next().map(Iterator::collect::<Vec<_>>) else {
-            return;
+            return Ok(());
         };
         if !columns.starts_with(&FIRST.map(str::to_owned)) {
-            return;
+            return Err(io::Error::other("it is no table of metrics"));
         }
         self.columns = columns;
         for cells in lines {
@@ -75,6 +81,7 @@ impl Csv {
                 _ => {}
             }
         }
+        Ok(())
     }
 
     fn add(&mut self, step: usize, row: &Row, now: Timestamp) {
@@ -102,24 +109,48 @@ impl Csv {
     }
 
     fn text(&self) -> String {
-        let mut text = self.columns.join(",") + "\n";
-        for (_, cells) in &self.rows {
-            text += &cells.join(",");
-            text += &",".repeat(self.columns.len() - cells.len());
-            text += "\n";
+        let lines = self.rows.iter().map(|row| self.line(row));
+        self.columns.join(",") + "\n" + &lines.collect::<String>()
+    }
+
+    fn line(&self, (_, cells): &(usize, Vec<String>)) -> String {
+        let missing = ",".repeat(self.columns.len() - cells.len());
+        cells.join(",") + &missing + "\n"
+    }
+
+    /// Writes the last row, and all of them where there are new columns.
+    fn write(&self) -> io::Result<()> {
+        let columns = Some(self.columns.len());
+        match self.rows.last() {
+            Some(last) if self.written == columns => {
+                let mut file = OpenOptions::new().append(true).open(&self.path)?;
+                file.write_all(self.line(last).as_bytes())
+            }
+            _ => fs::write(&self.path, self.text()),
         }
-        text
     }
 }
 
 impl Logger for Csv {
     fn metrics(&mut self, step: usize, row: &Row) {
-        if !self.begun {
-            self.begun = true;
-            self.go_on(step);
+        let path = self.path.display().to_string();
+        if self.rows.is_empty()
+            && let Err(error) = self.go_on(step)
+        {
+            self.is_foreign = true;
+            ::log::error!("no metrics are written to {path}: {error}");
         }
         self.add(step, row, Timestamp::now());
-        let _ = fs::write(&self.path, self.text());
+        if self.is_foreign {
+            return;
+        }
+        self.written = match self.write() {
+            Ok(()) => Some(self.columns.len()),
+            Err(error) => {
+                ::log::warn!("the metrics of step {step} are not in {path} yet: {error}");
+                None
+            }
+        };
     }
 }
 
@@ -182,6 +213,22 @@ mod tests {
             ["2", "20", "1"],
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn what_is_no_table_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.csv");
+        for mine in [&b"name,age\nann,7\n"[..], b"\xff\xfe", b"\n"] {
+            fs::write(&path, mine).unwrap();
+            let mut table = Csv::new(&path);
+            table.metrics(0, &Row::new().with("a", 1usize));
+            table.metrics(1, &Row::new().with("a", 1usize));
+            assert_eq!(fs::read(&path).unwrap(), mine);
+        }
+        fs::write(&path, "").unwrap();
+        Csv::new(&path).metrics(0, &Row::new().with("a", 1usize));
+        assert!(fs::read_to_string(&path).unwrap().ends_with(",1\n"));
     }
 
     #[test]

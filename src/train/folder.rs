@@ -51,19 +51,18 @@ impl Existing {
     }
 }
 
-/// What a run writes at the top of its folder.
-const FILES: [&str; 10] = [
-    "config.json",
+/// What a run writes at the top of its folder, and hardly anybody else anywhere: where none of
+/// these is, there is no run.
+const MARKS: [&str; 5] = [
     "metrics.jsonl",
     "checkpoints.jsonl",
     "timing_spans.jsonl",
     "trace_events.jsonl",
-    "logs.log",
     "code.diff",
-    "summary.txt",
-    "loss.svg",
-    "reward.svg",
 ];
+/// What a run writes there over what was before. A model's folder has a `config.json` as well.
+const REPLACED: [&str; 4] = ["config.json", "summary.txt", "loss.svg", "reward.svg"];
+const LOG: &str = "logs.log";
 
 /// The folder a run is kept in: the files of the Python cookbook, so that its tools read our runs
 /// and ours read theirs ([`RunReader`](super::RunReader)).
@@ -95,13 +94,14 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Opens a folder for a run, making it if need be. A folder without any file of a run is as
-    /// good as new, whatever else it holds. In a run that goes on, a last line that was cut short
+    /// Opens a folder for a run, making it if need be. A folder without a run is as good as new,
+    /// whatever else it holds, unless the run would write over it. In a run that goes on, a last line that was cut short
     /// when the process died is cut off, so that the next one is readable.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if it holds a run and that is to be refused, or cannot be written.
+    /// [`Error::Config`] if it holds a run and that is to be refused, if it holds a file of
+    /// another's that has the name of one of a run's, or if it cannot be written.
     pub fn open(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
         Self::open_or_ask(path, |_| Ok(existing))
     }
@@ -116,12 +116,18 @@ impl RunFolder {
         ask: impl FnOnce(&Path) -> Result<Existing>,
     ) -> Result<Self> {
         let path = path.into();
-        if FILES.iter().any(|file| path.join(file).exists()) {
+        let is_there = |file: &str| path.join(file).exists();
+        if MARKS.into_iter().any(is_there) {
             match ask(&path)? {
                 Existing::Resume => mend(&path)?,
                 Existing::Raise => return Err(in_the_way(&path)),
                 Existing::Delete => delete_run(&path)?,
             }
+        } else if let Some(file) = REPLACED.into_iter().find(|file| is_there(file)) {
+            return Err(fault::setup(format!(
+                "{} holds no run, but a {file} that one would write over; choose another folder",
+                path.display()
+            )));
         }
         fs::create_dir_all(&path).map_err(|error| fault::file(&path, "make the folder", error))?;
         Ok(Self { path })
@@ -149,8 +155,9 @@ impl RunFolder {
     pub fn write_config(&self, config: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(config)
             .map_err(|error| Error::invalid("config", error.to_string()))?;
-        self.write("config.json", &text)?;
-        self.write("code.diff", &code::state())
+        // The mark first: a configuration alone would not be known for a run's.
+        self.write("code.diff", &code::state())?;
+        self.write("config.json", &text)
     }
 
     /// Adds a line to `metrics.jsonl`.
@@ -206,7 +213,7 @@ impl RunFolder {
         let caller = Location::caller();
         let name = Path::new(caller.file()).file_stem().unwrap_or_default();
         let (name, line) = (name.to_string_lossy(), caller.line());
-        self.append("logs.log", &format!("{name}:{line} [INFO] {message}"))
+        self.append(LOG, &format!("{name}:{line} [INFO] {message}"))
     }
 
     /// Writes a file of the folder in whole: a crash leaves the old content or the new.
@@ -292,7 +299,7 @@ fn in_the_way(path: &Path) -> Error {
 /// Ends the last line of a run's files of lines: by a line end if that is all that is missing, else
 /// by cutting it off.
 fn mend(path: &Path) -> Result<()> {
-    for file in FILES.iter().filter(|file| file.ends_with(".jsonl")) {
+    for file in MARKS.iter().filter(|file| file.ends_with(".jsonl")) {
         let path = path.join(file);
         let written = reader::bytes(&path)?;
         let whole = end_of_lines(&written);
@@ -324,7 +331,7 @@ fn delete_run(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     };
-    for file in FILES {
+    for file in MARKS.into_iter().chain(REPLACED).chain([LOG]) {
         remove(&path.join(file))?;
     }
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -399,6 +406,29 @@ mod tests {
         assert_eq!(names(root.path()), ["iteration_000001", "mine.txt"]);
         assert_eq!(names(&root.path().join("iteration_000001")), ["mine.txt"]);
         RunFolder::open(root.path(), Existing::Raise).unwrap();
+    }
+
+    /// Such as the folder of a model, which has a configuration of its own.
+    #[test]
+    fn a_file_of_another_s_is_never_taken_for_a_run_s() {
+        for file in REPLACED {
+            let root = tempfile::tempdir().unwrap();
+            fs::write(root.path().join(file), "mine").unwrap();
+            for existing in [Existing::Raise, Existing::Resume, Existing::Delete] {
+                let error = RunFolder::open(root.path(), existing).unwrap_err();
+                assert!(error.to_string().contains(file), "{error}");
+            }
+            assert_eq!(fs::read(root.path().join(file)).unwrap(), b"mine");
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(LOG), "mine\n").unwrap();
+        let folder = RunFolder::open(root.path(), Existing::Delete).unwrap();
+        folder.note("a run").unwrap();
+        let log = fs::read_to_string(root.path().join(LOG)).unwrap();
+        assert!(
+            log.starts_with("mine\n") && log.ends_with("a run\n"),
+            "{log}"
+        );
     }
 
     #[test]

@@ -6,10 +6,10 @@ use serde_json::json;
 
 use super::fault;
 use super::row::Row;
-use crate::Result;
 use crate::client::SamplingClient;
 use crate::text::Tokenizer;
 use crate::types::{ModelInput, SampleRequest, SamplingParams};
+use crate::{Error, Result, files};
 
 /// Asks a teacher, whose prompts carry a long instruction, and writes its answers as conversations
 /// without it: a file for [`Supervised`](super::Supervised), after which the model does by itself
@@ -42,6 +42,11 @@ pub fn distill_prompt(
     extract: impl Fn(&str) -> Option<String>,
     file: impl AsRef<Path>,
 ) -> Result<usize> {
+    let path = file.as_ref();
+    if !files::folder_of(path).is_dir() {
+        let problem = "there is no folder for it";
+        return Err(Error::invalid(path.display().to_string(), problem));
+    }
     let params = SamplingParams::max_tokens(1000).with_temperature(0.15);
     let (said, prompts): (Vec<String>, Vec<ModelInput>) = items.into_iter().unzip();
     let requests = prompts
@@ -60,7 +65,6 @@ pub fn distill_prompt(
             lines.push(Row::new().with("messages", messages).to_line() + "\n");
         }
     }
-    let path = file.as_ref();
     let written = std::fs::write(path, lines.concat());
     written.map_err(|error| fault::file(path, "write", error))?;
     Ok(lines.len())

@@ -1,7 +1,7 @@
 //! A checkpoint's folder in the making: its files come together beside its place.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::path::{Component, Path, PathBuf};
 
 use super::files::{self, Links, Plan};
@@ -56,7 +56,9 @@ impl Stage {
         let home = folder_of(target);
         fs::create_dir_all(home).map_err(|error| cannot("make", home, error))?;
         let held = loop {
-            let held = File::create(&lock).map_err(|error| cannot("write", &lock, error))?;
+            let mut options = OpenOptions::new();
+            let held = options.create(true).append(true).open(&lock);
+            let held = held.map_err(|error| cannot("write", &lock, error))?;
             held.try_lock()
                 .map_err(|_| refuse("another download to it is under way"))?;
             // Whoever had it before may have removed it meanwhile: then it keeps nobody out.
@@ -79,15 +81,22 @@ impl Stage {
 
     fn reserve(&self, checkpoint: &str) -> Result<()> {
         let mark = self.folder.join(MARK);
-        if fs::read_to_string(&mark).is_ok_and(|known| known == checkpoint) {
-            return Ok(());
-        }
+        let refuse = |problem: &str| {
+            let problem = format!("{problem}: {}", self.folder.display());
+            Err(Error::invalid("folder", problem))
+        };
         // A link would lead to what is not ours to empty.
         if self.folder.is_symlink() {
-            let problem = format!("is a link: {}", self.folder.display());
-            return Err(Error::invalid("folder", problem));
+            return refuse("is a link");
         }
-        keep_only(&self.folder, &[])?;
+        match fs::read_to_string(&mark) {
+            Ok(known) if known == checkpoint => return Ok(()),
+            Ok(_) => {}
+            Err(_) if fs::read_dir(&self.folder).is_ok_and(|mut found| found.next().is_none()) => {}
+            Err(_) => return refuse("no download left what is there, so move it away"),
+        }
+        // The mark last: without it nothing here is ours.
+        keep_only(&self.folder, &[&mark])?;
         fs::write(&mark, checkpoint).map_err(|error| cannot("write", &mark, error))
     }
 
@@ -108,8 +117,13 @@ impl Stage {
             places.insert(name.clone(), inside(&self.folder, name)?);
         }
         let bytes = files::all(link, links, &places, plan)?;
+        let mark = self.folder.join(MARK);
+        let checkpoint = fs::read(&mark).map_err(|error| cannot("read", &mark, error))?;
         keep_only(&self.folder, &places.values().collect::<Vec<_>>())?;
-        place(&self.folder, &self.target)?;
+        place(&self.folder, &self.target).inspect_err(|_| {
+            // Where not even this can be written, the next call says what is in its way.
+            let _ = fs::write(&mark, checkpoint);
+        })?;
         Ok(Downloaded {
             folder: self.target.clone(),
             files: names.iter().map(|name| self.target.join(name)).collect(),
@@ -242,6 +256,28 @@ mod tests {
         let error = Stage::open(&file, "tinker://R/weights/a", true).err();
         assert!(error.unwrap().to_string().contains("is a file"));
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_what_a_download_left_is_emptied() {
+        let home = tempfile::tempdir().unwrap();
+        let (target, stage) = (home.path().join("a"), home.path().join(".a.partial"));
+        let open = |checkpoint: &str| Stage::open(&target, checkpoint, false);
+        let leave = |file: &str| fs::write(stage.join(file), "half").unwrap();
+
+        fs::create_dir(&stage).unwrap();
+        leave("mine");
+        let error = open("tinker://R/weights/a").err().unwrap().to_string();
+        assert!(error.contains(".a.partial"), "{error}");
+        assert!(stage.join("mine").exists());
+        fs::remove_file(stage.join("mine")).unwrap();
+
+        for (checkpoint, stays) in [("a", false), ("a", true), ("b", false)] {
+            let opened = open(&format!("tinker://R/weights/{checkpoint}")).unwrap();
+            assert_eq!(stage.join("left").exists(), stays, "{checkpoint}");
+            leave("left");
+            drop(opened);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The cache of the Hugging Face tools: `refs` say which commit a branch means, `snapshots` hold a
 //! folder per commit whose files point to `blobs`, named after their ETags.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -101,6 +101,10 @@ impl RepoCache {
             .join(format!("{etag}.lock"));
         make_parent(&place)?;
         let file = File::create(&place).map_err(|error| cannot("make", &place, error))?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            let name = &self.name;
+            log::warn!("waiting for another download of the same file of {name}");
+        }
         // Where a file system knows no locks, two downloads at once waste time and harm nothing.
         if let Err(error) = file.lock() {
             log::debug!("no lock on {}: {error}", place.display());
@@ -149,9 +153,13 @@ pub(super) fn is_name(text: &str) -> bool {
 
 /// Whether a path stays below the folder it is joined to.
 pub(super) fn is_path(path: &str) -> bool {
-    let is_part = |part: &str| {
-        !part.is_empty() && part != "." && part != ".." && !part.contains(['\\', ':', '\0'])
+    // What means more than itself in a name.
+    let special: &[char] = if cfg!(windows) {
+        &['\\', ':', '\0']
+    } else {
+        &['\0']
     };
+    let is_part = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(special);
     path.split('/').all(is_part)
 }
 
@@ -194,10 +202,11 @@ mod tests {
         ] {
             assert!(is_path(good), "{good}");
         }
-        for bad in [
-            "", "/a", "a/", "../a", "a/../b", "./a", "a//b", "c:\\x", "a\\b", "a:b",
-        ] {
+        for bad in ["", "/a", "a/", "../a", "a/../b", "./a", "a//b", "a\0"] {
             assert!(!is_path(bad), "{bad}");
+        }
+        for elsewhere in ["c:\\x", "a\\b", "2026-11-18T10:00.json"] {
+            assert_eq!(is_path(elsewhere), cfg!(not(windows)), "{elsewhere}");
         }
         assert!(is_name("0a1b") && !is_name("../x") && !is_name("") && !is_name(".x"));
     }

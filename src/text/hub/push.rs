@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::attempts::{Trouble, passing, patiently};
-use super::cache::is_path;
 use super::fetch::{feed, hex};
 use super::lfs;
 use super::patterns::is_meant;
@@ -269,34 +268,44 @@ impl Addition {
     }
 }
 
-/// The files of a folder that are meant, by their paths.
+/// The files of a folder that are meant, by their paths. Links are followed, but not in circles;
+/// what is neither file nor folder is passed over.
 fn additions(folder: &Path, options: &UploadOptions) -> Result<Vec<Addition>> {
     let mut found = Vec::new();
-    let mut folders = vec![(folder.to_owned(), String::new())];
-    while let Some((place, prefix)) = folders.pop() {
-        let entries = fs::read_dir(&place).map_err(|error| unreadable(&place, error))?;
-        for entry in entries {
-            let entry = entry.map_err(|error| unreadable(&place, error))?;
+    let mut folders = vec![(folder.to_owned(), String::new(), Vec::new())];
+    while let Some((place, prefix, mut above)) = folders.pop() {
+        let cannot = |error| unreadable(&place, error);
+        let real = fs::canonicalize(&place).map_err(cannot)?;
+        if above.contains(&real) {
+            continue;
+        }
+        above.push(real);
+        for entry in fs::read_dir(&place).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
             let place = entry.path();
             let Ok(name) = entry.file_name().into_string() else {
                 let problem = format!("{} has a name that is no text", place.display());
                 return Err(Error::invalid("folder", problem));
             };
             let path = format!("{prefix}{name}");
-            let data = fs::metadata(&place).map_err(|error| unreadable(&place, error))?;
-            match data.is_dir() {
-                true => folders.push((place, format!("{path}/"))),
-                false if is_path(&path) && is_meant(&path, &options.allow, &options.ignore) => {
-                    found.push(Addition {
-                        path,
-                        place,
-                        size: data.len(),
-                        large: false,
-                        ignored: false,
-                        remote: None,
-                    });
-                }
-                false => {}
+            let is_meant = is_meant(&path, &options.allow, &options.ignore);
+            let data = match fs::metadata(&place) {
+                Ok(data) => data,
+                // Such as a link to nothing.
+                Err(_) if !is_meant => continue,
+                Err(error) => return Err(unreadable(&place, error)),
+            };
+            if data.is_dir() {
+                folders.push((place, format!("{path}/"), above.clone()));
+            } else if data.is_file() && is_meant {
+                found.push(Addition {
+                    path,
+                    place,
+                    size: data.len(),
+                    large: false,
+                    ignored: false,
+                    remote: None,
+                });
             }
         }
     }

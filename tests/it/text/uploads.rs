@@ -174,6 +174,42 @@ fn only_a_commit_has_an_effect() {
     check("regular", commit, Reply::json(&json!({})), Effect::Accepted);
 }
 
+#[cfg(unix)]
+#[test]
+fn no_file_of_a_folder_is_passed_over_or_sent_twice() {
+    use std::os::unix::fs::symlink;
+
+    let place = Place::new();
+    let at = |name: &str| place.folder.path().join(name);
+    fs::write(at("10:00\\.json"), "{}").unwrap();
+    for (target, link) in [
+        ("sub", "linked"),
+        (".", "self"),
+        ("..", "sub/up"),
+        ("no", "bad"),
+    ] {
+        symlink(target, at(link)).unwrap();
+    }
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+
+    let repo = place.hub().create_model(NAME, false).unwrap();
+    let all = UploadOptions::default();
+    let error = repo
+        .upload_folder(place.folder.path(), all.clone())
+        .unwrap_err();
+    assert!(error.to_string().contains("bad"), "{error}");
+    let most = all.with_ignore_patterns(["bad", "*.safetensors"]);
+    let done = repo.upload_folder(place.folder.path(), most).unwrap();
+    let expected = [
+        "10:00\\.json",
+        "adapter_config.json",
+        "empty.bin",
+        "linked/notes.txt",
+        "sub/notes.txt",
+    ];
+    assert_eq!(done.paths, expected);
+}
+
 #[test]
 fn patterns_branches_and_pull_requests() {
     let place = Place::new();

@@ -253,7 +253,8 @@ fn keys(file: &Path) -> anyhow::Result<Vec<(String, String)>> {
 
 /// Written whole or not at all: the file's existence says that the server is ready.
 pub(super) fn write_port(file: &Path, port: u16) -> anyhow::Result<()> {
-    let partial = file.with_extension("partial");
+    let mut partial = file.as_os_str().to_owned();
+    partial.push(format!(".{}.partial", std::process::id()));
     std::fs::write(&partial, format!("{port}\n"))
         .and_then(|()| std::fs::rename(&partial, file))
         .with_context(|| format!("cannot write {}", file.display()))

@@ -92,9 +92,19 @@ impl Desk {
             (true, false) | (false, true) => Existing::Resume,
             (false, false) => Existing::Raise,
         };
-        let run = Run::open(&folder, existing).map_err(|error| {
-            Failure::new(format!("{error}"))
-                .advise("--resume goes on with the run that is there, --overwrite begins anew.")
+        let mut is_refused = false;
+        let opened = RunFolder::open_or_ask(&folder, |_| {
+            is_refused = existing == Existing::Raise;
+            Ok(existing)
+        });
+        let run = opened.map(Run::from).map_err(|error| {
+            let failure = Failure::new(error.to_string());
+            match is_refused {
+                true => failure.advise(
+                    "--resume goes on with the run that is there, --overwrite begins anew.",
+                ),
+                false => failure,
+            }
         })?;
         let queue = Queue::default();
         let seen = queue.clone();
