@@ -1,5 +1,6 @@
 //! A run under way: its folder, who listens, and whether it should end.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -77,7 +78,7 @@ impl Run {
     ///
     /// If the folder cannot be written.
     pub fn begin(&mut self, config: &impl Serialize) -> Result<Option<CheckpointRecord>> {
-        let command: Vec<String> = std::env::args().collect();
+        let command: Vec<String> = std::env::args_os().map(|one| shown(&one)).collect();
         self.folder.note(&command.join(" "))?;
         let last = match is_run(self.folder.path()) {
             true => self.folder.read()?.last_checkpoint().cloned(),
@@ -134,6 +135,24 @@ impl Run {
         })
     }
 }
+
+/// An argument as it may stand in a log: whatever its letters, and without the key it may hold.
+fn shown(argument: &OsStr) -> String {
+    let text = argument.to_string_lossy();
+    let is_key = |at: usize| {
+        let plain = |c: char| c.is_ascii_alphanumeric();
+        let key = text[at + KEY.len()..].split(|c: char| !plain(c) && c != '-' && c != '_');
+        !text[..at].ends_with(plain) && key.into_iter().next().is_some_and(|key| key.len() >= 8)
+    };
+    let mut places = text.match_indices(KEY).map(|(at, _)| at);
+    match places.find(|at| is_key(*at)) {
+        Some(at) => format!("{}{KEY}***", &text[..at]),
+        None => text.into_owned(),
+    }
+}
+
+/// How keys of the service begin.
+const KEY: &str = "tml-";
 
 impl From<RunFolder> for Run {
     fn from(folder: RunFolder) -> Self {
@@ -197,5 +216,33 @@ impl fmt::Display for Report {
             Outcome::Completed => Ok(()),
             Outcome::Interrupted => f.write_str("\ninterrupted; run it again to go on"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_shown_without_keys() {
+        for (argument, expected) in [
+            ("train", "train"),
+            ("--key=tml-abcdef0123", "--key=tml-***"),
+            ("tml-A_b-c0123456", "tml-***"),
+            ("html-tml-short.json", "html-tml-short.json"),
+            ("html-conversations", "html-conversations"),
+        ] {
+            assert_eq!(shown(OsStr::new(argument)), expected);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn arguments_need_not_be_text() {
+        use std::os::unix::ffi::OsStrExt;
+        assert_eq!(
+            shown(OsStr::from_bytes(b"caf\xe9.jsonl")),
+            "caf\u{fffd}.jsonl"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! How a command ends: exit codes, and errors in one line with what to do next.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -151,7 +152,7 @@ pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
     }
     let rendered = error.to_string();
     // About a value that is wrong, clap does not say which command it was for.
-    let typed = typed_usage(program, std::env::args().skip(1));
+    let typed = typed_usage(program, std::env::args_os().skip(1));
     let (problem, rest) = rendered
         .split_once("Usage: ")
         .unwrap_or((&rendered, &typed));
@@ -167,7 +168,7 @@ pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
 }
 
 /// How the command that was typed is used.
-fn typed_usage(mut command: Command, words: impl Iterator<Item = String>) -> String {
+fn typed_usage(mut command: Command, words: impl Iterator<Item = OsString>) -> String {
     command.build();
     for word in words {
         if let Some(inner) = command.find_subcommand(&word) {

@@ -140,10 +140,12 @@ impl Stage<'_> {
             tallies.push(tally);
         }
         let episodes: usize = tallies.iter().map(|tally| tally.open).sum();
+        // Nobody wants what is still being played.
+        let over = &Interrupt::new();
         thread::scope(|scope| {
             let spawn = |number: usize| {
                 let (waiting, done) = (waiting.clone(), done.clone());
-                let work = move || self.perform(sampler, &waiting, &done, timing);
+                let work = move || self.perform(sampler, (&waiting, over), &done, timing);
                 let named = thread::Builder::new().name(format!("tinker-env-{number}"));
                 let spawned = named.spawn_scoped(scope, work).map(drop);
                 spawned.map_err(|error| {
@@ -153,7 +155,8 @@ impl Stage<'_> {
             let started: Result<()> = (0..self.threads.min(episodes)).try_for_each(spawn);
             let played = started
                 .and_then(|()| self.gather(groups, tallies, &tasks, &results, timing, &mut each));
-            // What nobody has begun is not begun any more.
+            // What nobody has begun is not begun any more, and the rest ends with its turn.
+            over.set();
             drop(tasks);
             while waiting.try_recv().is_ok() {}
             played
@@ -299,7 +302,7 @@ impl Stage<'_> {
     fn perform(
         &self,
         sampler: &SamplingClient,
-        waiting: &Receiver<Task>,
+        (waiting, over): (&Receiver<Task>, &Interrupt),
         done: &Sender<Done>,
         timing: &Timing,
     ) {
@@ -308,7 +311,7 @@ impl Stage<'_> {
             // With the seeds it had before, an episode would say again what it failed by.
             let number = number ^ u64::from(task.again) << 48;
             let played = catch_unwind(AssertUnwindSafe(|| {
-                self.episode(sampler, task.env.as_mut(), number, timing)
+                self.episode(sampler, task.env.as_mut(), (number, over), timing)
             }));
             let result = played
                 .unwrap_or_else(|_| Err(Error::Internal(Context::new("an environment panicked"))));
@@ -322,7 +325,7 @@ impl Stage<'_> {
         &self,
         sampler: &SamplingClient,
         env: &mut dyn Env,
-        number: u64,
+        (number, over): (u64, &Interrupt),
         timing: &Timing,
     ) -> Result<Trajectory> {
         let start = timing.span("env_initial_observation", || env.start());
@@ -331,7 +334,7 @@ impl Stage<'_> {
         let mut sampled = 0;
         let mut last = ModelInput::empty();
         while let Some(observation) = next.take() {
-            if self.interrupt.is_set() {
+            if self.interrupt.is_set() || over.is_set() {
                 return Err(Error::Cancelled(Context::new("the run was interrupted")));
             }
             let prompt = observation.prompt.length()?;

@@ -74,6 +74,35 @@ fn a_server_that_answers_with_a_page_is_told_from_tinker() {
     );
 }
 
+/// Names of files are bytes, and not every one of them is text.
+#[cfg(target_os = "linux")]
+#[test]
+fn words_that_are_no_text_are_words() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let file = OsStr::from_bytes(b"caf\xe9.jsonl");
+    let chats = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
+    std::fs::copy(chats, desk.path().join(file)).unwrap();
+    let word = |text: &'static str| OsStr::new(text);
+    let wrong = desk.run(&[word("data"), word("check"), word("--nosuch"), file]);
+    assert!(wrong.failed(2).contains("Usage: tinker data check"));
+    let train = ["train", "sft", "--max-steps", "1", "-o", "run", "-m"].map(OsStr::new);
+    let model = [
+        "tinker-local/tiny",
+        "--renderer",
+        "role_colon",
+        "--learning-rate",
+        "1e-3",
+    ]
+    .map(OsStr::new);
+    desk.run(&[&train[..], &model[..], &[file]].concat()).ok();
+    let log = std::fs::read_to_string(desk.path().join("run/logs.log")).unwrap();
+    assert!(log.contains("caf\u{fffd}.jsonl"), "{log}");
+}
+
 #[test]
 fn wrong_words_are_usage_errors() {
     let desk = Desk::bare();

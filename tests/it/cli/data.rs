@@ -370,8 +370,32 @@ fn files_are_read_as_they_come_and_blamed_by_line() {
     ] {
         assert_eq!(check(name, &bytes).ok(), "1 conversations, no problem\n");
     }
-    let bytes = [format!("{good}\n").as_bytes(), b"\xff\xfe\n"].concat();
-    let said = check("latin.jsonl", &bytes).failed(1);
+    // A line that is no text hides none after it.
+    let lines = [format!("{good}\n").as_bytes(), b"{\"\xe9\": 1}\n", b"3\n"].concat();
+    let said = check("latin.jsonl", &lines);
+    for (line, problem) in [
+        ("2", "no UTF-8 text from byte 3 on"),
+        ("3", "not a conversation"),
+    ] {
+        let mut rows = said.stdout.lines();
+        let has = |row: &str| row.contains(line) && row.contains(problem);
+        assert!(rows.any(has), "{}", said.stdout);
+    }
+    assert!(said.failed(1).contains("2 problem(s) in 3 conversations"));
+    let render = [&["data", "render"], &layout[..], &["latin.jsonl"]].concat();
+    let rendered = desk.run(&render).ok();
+    let refused = |line: &str| line.starts_with("{\"error\":");
+    let rows: Vec<bool> = rendered.lines().map(refused).collect();
+    assert_eq!(rows, [false, true, true], "{rendered}");
+    let train = [
+        "cost",
+        "latin.jsonl",
+        "--renderer",
+        "role_colon",
+        "--tokenizer",
+        TINY,
+    ];
+    let said = desk.run(&train).failed(1);
     assert!(said.contains("latin.jsonl, line 2"), "{said}");
     for (line, expected) in [
         ("{\"message\": []}", "messages"),

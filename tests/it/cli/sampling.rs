@@ -50,6 +50,14 @@ fn one_prompt_or_many_are_sampled() {
     assert_eq!(found[0]["prompt"], "English: hello");
     assert_eq!(found[0]["samples"][0]["text"], one["samples"][0]["text"]);
     assert_eq!(found[1]["id"], 1);
+
+    // Packed, and marked as some editors do.
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let prompts = "\u{feff}{\"prompt\": \"English: hello\"}\r\n";
+    std::io::Write::write_all(&mut packed, prompts.as_bytes()).unwrap();
+    fs::write(desk.path().join("p.jsonl.gz"), packed.finish().unwrap()).unwrap();
+    let packed = lines(&desk.run(&args(&["--prompts", "p.jsonl.gz"])).ok());
+    assert_eq!(packed, found[..1]);
 }
 
 #[test]
@@ -112,9 +120,11 @@ fn a_second_run_samples_only_what_is_missing() {
     assert!(desk.run(&args).ok().is_empty());
     assert_eq!(out(), before);
     // What somebody else wrote there stays.
-    fs::write(desk.path().join("out.jsonl"), "my notes").unwrap();
-    desk.run(&args).ok();
-    assert!(out().starts_with("my notes\n{"), "{}", out());
+    for mine in ["my notes", "{\"model\": \"mine\"}", "{\"model\": "] {
+        fs::write(desk.path().join("out.jsonl"), mine).unwrap();
+        desk.run(&args).ok();
+        assert!(out().starts_with(&format!("{mine}\n{{")), "{}", out());
+    }
 }
 
 #[test]

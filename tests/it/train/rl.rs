@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use tempfile::TempDir;
 use tinker::client::SamplerSource;
@@ -200,6 +200,66 @@ fn what_is_played_anew_is_not_said_again() {
     let first = &run.metrics[0];
     assert_eq!(first.number("rollout_errors/total"), Some(1.0));
     assert_eq!(first.number("rollout_errors/groups_skipped"), Some(0.0));
+}
+
+/// Two episodes of one group: one fails once the other has begun, which has more turns than anybody
+/// waits for.
+#[derive(Clone)]
+struct Unequal {
+    fails: bool,
+    begun: Arc<Barrier>,
+    turns: Arc<AtomicUsize>,
+}
+
+const TURNS: usize = 100_000;
+
+impl Env for Unequal {
+    fn start(&mut self) -> anyhow::Result<Observation> {
+        if self.fails {
+            self.begun.wait();
+            anyhow::bail!("the sandbox is down");
+        }
+        Ok(Observation::new(ModelInput::from_ints(vec![66])))
+    }
+
+    fn step(&mut self, _: &SampledSequence) -> anyhow::Result<Step> {
+        match self.turns.fetch_add(1, Ordering::SeqCst) {
+            0 => drop(self.begun.wait()),
+            TURNS.. => return Ok(Step::done(0.0)),
+            _ => {}
+        }
+        let again = ModelInput::from_ints(vec![66]);
+        Ok(Step::next(Observation::new(again)))
+    }
+}
+
+impl EnvGroup for Unequal {
+    fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
+        let other = Self {
+            fails: !self.fails,
+            ..self.clone()
+        };
+        Ok(vec![Box::new(self.clone()), Box::new(other)])
+    }
+}
+
+#[test]
+fn a_failure_does_not_wait_for_episodes_nobody_wants() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let run = trained(|service, run| {
+        let group = Unequal {
+            fails: true,
+            begun: Arc::new(Barrier::new(2)),
+            turns: turns.clone(),
+        };
+        let rl = Rl::new(model(service), 1).with_failures(FailurePolicy::FailFast);
+        let group = Arc::new(group) as Arc<dyn EnvGroup>;
+        rl.train(service, run, &EnvBatches::new([group], 1))
+            .map(drop)
+    });
+    let error = run.unwrap_err().to_string();
+    assert!(error.contains("an environment failed"), "{error}");
+    assert!(turns.load(Ordering::SeqCst) < TURNS);
 }
 
 #[test]

@@ -112,8 +112,10 @@ impl Cost {
         let what = self.train_on.unwrap_or_default();
         let mut tokens = 0;
         for line in lines {
-            let (number, line) = line?;
+            let line = line?;
+            let number = line.number;
             let place = || format!("{}, line {number}", self.path.display());
+            let line = line.text().with_context(place)?;
             for example in examples_of(&renderer, &line, what).with_context(place)? {
                 let length = example.weights().len();
                 let length = length.min(self.max_length.unwrap_or(usize::MAX));

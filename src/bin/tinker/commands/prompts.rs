@@ -1,7 +1,5 @@
 //! Prompts from an argument, a file or standard input: lines of text, or of JSON.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -10,8 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tinker::text::Message;
 
+use super::data::Lines;
 use super::sampler::Voice;
-use crate::interrupt;
 
 /// Where prompts come from.
 #[derive(Debug, Clone, Args)]
@@ -93,36 +91,20 @@ fn parse(line: &str, index: usize, jsonl: bool) -> anyhow::Result<Prompt> {
 }
 
 impl Source {
-    /// The prompts, read as they are needed. `None` in the file's place means standard input.
+    /// The prompts, read as they are needed, of standard input where no file is named.
     pub(crate) fn read(
         &self,
     ) -> anyhow::Result<impl Iterator<Item = anyhow::Result<Prompt>> + use<>> {
-        let from_file = self
-            .prompts
-            .as_deref()
-            .filter(|file| file.as_os_str() != "-");
-        let name = from_file.map_or_else(
-            || "standard input".into(),
-            |file| file.display().to_string(),
-        );
-        let named_jsonl =
-            from_file.is_some_and(|file| file.extension().is_some_and(|end| end == "jsonl"));
-        let jsonl = self.jsonl || named_jsonl;
-        let reader: Box<dyn BufRead + Send> = match from_file {
-            Some(file) => {
-                let opened = File::open(file);
-                Box::new(BufReader::new(
-                    opened.with_context(|| format!("cannot read {name}"))?,
-                ))
-            }
-            None => Box::new(BufReader::new(interrupt::Typed)),
-        };
-        let lines = reader.lines().enumerate();
-        let lines =
-            lines.filter(|(_, line)| !line.as_ref().is_ok_and(|line| line.trim().is_empty()));
-        Ok(lines.enumerate().map(move |(index, (number, line))| {
-            let place = || format!("{name}, line {}", number + 1);
-            parse(&line.with_context(place)?, index, jsonl).with_context(place)
+        let file = self.prompts.clone().unwrap_or_else(|| "-".into());
+        let name = file.to_string_lossy();
+        let jsonl = self.jsonl || name.ends_with(".jsonl") || name.ends_with(".jsonl.gz");
+        let lines = Lines::open(&file)?;
+        let name = lines.name().to_owned();
+        Ok(lines.enumerate().map(move |(index, line)| {
+            let line = line?;
+            let place = format!("{name}, line {}", line.number);
+            let prompt = line.text().and_then(|line| parse(&line, index, jsonl));
+            prompt.context(place)
         }))
     }
 }

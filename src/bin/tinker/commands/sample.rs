@@ -257,6 +257,9 @@ impl Sink {
     }
 }
 
+/// How every line of output begins.
+const FIRST: &[u8] = b"{\"id\":";
+
 /// Opens a file of results to go on with; half a result, as a crash leaves it, is cut off.
 fn append(file: &Path) -> anyhow::Result<Sink> {
     let cannot = || format!("cannot write {}", file.display());
@@ -266,7 +269,8 @@ fn append(file: &Path) -> anyhow::Result<Sink> {
     if length > 0 {
         let (whole, last) = whole_lines(file)?;
         // What is no part of a result somebody else wrote.
-        let half = last.starts_with(b"{") && serde_json::from_slice::<Line>(&last).is_err();
+        let is_ours = last.starts_with(FIRST) || FIRST.starts_with(&last);
+        let half = is_ours && serde_json::from_slice::<Value>(&last).is_err();
         if half {
             opened.set_len(whole).with_context(cannot)?;
         } else if whole < length {

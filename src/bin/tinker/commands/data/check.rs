@@ -51,12 +51,19 @@ impl Check {
         };
         let mut seen = HashMap::new();
         for line in Lines::open(&self.file)? {
-            let (number, line) = line?;
+            let line = line?;
+            let number = line.number;
             report.conversations += 1;
-            let mut problems = self.problems(&renderer, &line);
-            if let Some(first) = seen.insert(line, number) {
-                problems.push(format!("the same as line {first}"));
-            }
+            let problems = match line.text() {
+                Err(error) => vec![format!("{error:#}")],
+                Ok(line) => {
+                    let mut problems = self.problems(&renderer, &line);
+                    if let Some(first) = seen.insert(line, number) {
+                        problems.push(format!("the same as line {first}"));
+                    }
+                    problems
+                }
+            };
             let found = problems.into_iter().map(|problem| Problem {
                 line: number,
                 problem,

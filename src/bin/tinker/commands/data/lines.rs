@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use tinker::text::data::Said;
@@ -20,11 +20,12 @@ pub(crate) struct Lines {
 }
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-const BYTE_ORDER_MARK: &str = "\u{feff}";
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 impl Lines {
     /// Opens a file, which may be packed with gzip; `-` is standard input.
-    pub(crate) fn open(file: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn open(file: impl AsRef<Path>) -> anyhow::Result<Self> {
+        let file = file.as_ref();
         let (name, reader): (_, Box<dyn Read>) = match file.as_os_str() == "-" {
             true => ("standard input".to_owned(), Box::new(interrupt::Typed)),
             false => {
@@ -44,8 +45,13 @@ impl Lines {
         Ok(Self { name, reader, line })
     }
 
+    /// What is read, for people.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The next line, or `None` at the end.
-    fn read(&mut self) -> anyhow::Result<Option<String>> {
+    fn read(&mut self) -> anyhow::Result<Option<Line>> {
         let mut bytes = Vec::new();
         self.line += 1;
         let place = || format!("{}, line {}", self.name, self.line);
@@ -53,24 +59,43 @@ impl Lines {
         if count.with_context(place)? == 0 {
             return Ok(None);
         }
-        let text = String::from_utf8(bytes).with_context(place)?;
-        let text = match self.line {
-            1 => text.trim_start_matches(BYTE_ORDER_MARK),
-            _ => &text,
+        let start = match self.line {
+            1 if bytes.starts_with(BYTE_ORDER_MARK) => BYTE_ORDER_MARK.len(),
+            _ => 0,
         };
-        Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
+        let is_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
+        let end = bytes.iter().rposition(|byte| !is_end(byte));
+        bytes.truncate(end.map_or(0, |last| last + 1));
+        bytes.drain(..start.min(bytes.len()));
+        let number = self.line;
+        Ok(Some(Line { number, bytes }))
+    }
+}
+
+/// A line of a file.
+pub(crate) struct Line {
+    /// From 1.
+    pub(crate) number: usize,
+    bytes: Vec<u8>,
+}
+
+impl Line {
+    pub(crate) fn text(self) -> anyhow::Result<String> {
+        String::from_utf8(self.bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to() + 1;
+            anyhow!("is no UTF-8 text from byte {at} on")
+        })
     }
 }
 
 impl Iterator for Lines {
-    /// The line's number, from 1, and its text.
-    type Item = anyhow::Result<(usize, String)>;
+    type Item = anyhow::Result<Line>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             match self.read().transpose()? {
-                Ok(line) if line.trim().is_empty() => {}
-                outcome => return Some(outcome.map(|line| (self.line, line))),
+                Ok(line) if line.bytes.trim_ascii().is_empty() => {}
+                outcome => return Some(outcome),
             }
         }
     }
@@ -142,8 +167,10 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
 
     let mut pairs = Vec::new();
     for line in Lines::open(file)? {
-        let (number, line) = line?;
+        let line = line?;
+        let number = line.number;
         let place = || format!("{}, line {number}", file.display());
+        let line = line.text().with_context(place)?;
         let pair = Json::parse(&line).and_then(Json::convert::<Pair>);
         let pair = pair.map_err(anyhow::Error::msg).with_context(place)?;
         let prompt = pair.prompt.as_ref();

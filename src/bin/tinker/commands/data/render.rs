@@ -54,9 +54,9 @@ impl Render {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let renderer = self.layout.renderer(context)?;
         for line in Lines::open(&self.file)? {
-            let (_, line) = line?;
-            let rendered = Conversation::parse(&line)
-                .and_then(|conversation| self.render(&renderer, conversation));
+            let conversation = line?.text().and_then(|line| Conversation::parse(&line));
+            let rendered =
+                conversation.and_then(|conversation| self.render(&renderer, conversation));
             let line = rendered.unwrap_or_else(|error| Line::Refused {
                 error: format!("{error:#}"),
             });

@@ -81,9 +81,12 @@ impl View {
         let mut figures = Figures::default();
         let mut first_problem = None;
         for line in Lines::open(&self.file)? {
-            let (number, line) = line?;
+            let line = line?;
+            let number = line.number;
             figures.conversations += 1;
-            let found = examples(&renderer, &line, what);
+            let found = line
+                .text()
+                .and_then(|line| examples(&renderer, &line, what));
             match found.and_then(|examples| some(examples, what)) {
                 Ok(examples) => {
                     for example in &examples {

@@ -129,8 +129,10 @@ fn groups(
     let file = desk.data()?;
     let mut groups = Vec::new();
     for line in Lines::open(file)? {
-        let (number, line) = line?;
+        let line = line?;
+        let number = line.number;
         let place = || format!("{}, line {number}", file.display());
+        let line = line.text().with_context(place)?;
         let question: Question = serde_json::from_str(&line).with_context(place)?;
         let messages = match (&question.messages, &question.prompt) {
             (Some(messages), _) => messages.clone(),

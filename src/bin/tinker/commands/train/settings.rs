@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use tinker::text::TrainOnWhat;
 
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 pub(crate) struct Settings {
     /// Lines of JSON.
     #[arg(value_name = "FILE.jsonl")]
+    #[serde(serialize_with = "as_text")]
     pub(super) data: Option<PathBuf>,
     /// Settings as TOML, by the names of these options: `learning_rate = 1e-4`.
     #[arg(long, value_name = "FILE.toml")]
@@ -27,12 +28,13 @@ pub(crate) struct Settings {
     pub(super) model: Option<String>,
     /// The run's folder: metrics, checkpoints, plots.
     #[arg(short = 'o', long, value_name = "FOLDER")]
+    #[serde(serialize_with = "as_text")]
     pub(super) log_path: Option<PathBuf>,
     /// Go on with the run in that folder, from its last checkpoint.
     #[arg(long)]
     #[serde(skip)]
     pub(super) resume: bool,
-    /// Delete what is in that folder and begin anew.
+    /// Delete the run in that folder and begin anew.
     #[arg(long)]
     #[serde(skip)]
     pub(super) overwrite: bool,
@@ -152,12 +154,21 @@ impl Settings {
         all.extend(fields(&self)?);
         let merged: Settings = serde_json::from_value(Value::Object(all))?;
         Ok(Self {
+            data: self.data.or(merged.data),
+            log_path: self.log_path.or(merged.log_path),
             config: self.config,
             resume: self.resume,
             overwrite: self.overwrite,
             ..merged
         })
     }
+}
+
+/// A path as text, though it may be none: the path itself counts.
+fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref()
+        .map(|path| path.to_string_lossy())
+        .serialize(serializer)
 }
 
 /// Whether a kind of training has a use for a setting.

@@ -44,8 +44,10 @@ fn datums(desk: &Desk) -> anyhow::Result<(Vec<Datum>, Vec<Datum>)> {
     let file = desk.data()?;
     let mut conversations = Vec::new();
     for line in Lines::open(file)? {
-        let (number, line) = line?;
+        let line = line?;
+        let number = line.number;
         let place = || format!("{}, line {number}", file.display());
+        let line = line.text().with_context(place)?;
         let examples = examples_of(&desk.renderer, &line, what).with_context(place)?;
         let datums = examples.iter().map(|example| example.to_datum(&options));
         conversations.push(
