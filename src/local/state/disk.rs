@@ -237,6 +237,7 @@ pub(in crate::local) fn fits(name: &str) -> bool {
 /// Does something in a folder in which files can be made and renamed, but nothing made to last:
 /// it cannot be opened. Root can open anything, and then nothing is done.
 #[cfg(all(test, unix))]
+#[expect(clippy::print_stderr, reason = "a test that tests nothing says so")]
 pub(super) fn while_sealed(folder: &Path, work: impl FnOnce()) {
     use std::os::unix::fs::PermissionsExt;
     let allow = |mode| {
