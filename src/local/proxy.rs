@@ -1,10 +1,9 @@
 //! An endpoint that speaks OpenAI's and Anthropic's language, in front of any Tinker server.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
 
 use super::api::auth::{Auth, Key, User};
 use super::api::openai::remote::Remote;
@@ -12,7 +11,7 @@ use super::api::openai::upstream::Upstream;
 use super::api::openai::{self, Fault, PREFIXES, Style};
 use super::api::table::Access;
 use super::http::{
-    App, Dropped, Exchange, Front, Guard, HttpThread, Limits, Refusal, Reply, Request,
+    App, Dropped, Exchange, Front, Guard, HttpThread, Limits, Refusal, Reply, Request, listen,
 };
 use super::state::sessions::LOCAL;
 use crate::error::{Context, Error, Result};
@@ -147,12 +146,7 @@ impl ProxyBuilder {
         if self.key.as_ref().is_some_and(Key::is_empty) {
             return Err(Error::invalid("api_key", "must not be empty"));
         }
-        let listener = TcpListener::bind(self.address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|error| {
-                let message = format!("cannot listen on {}", self.address);
-                Error::Config(Context::caused(message, error))
-            })?;
+        let listener = listen(self.address)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -173,11 +167,7 @@ impl ProxyBuilder {
             }),
         };
         let front = Front {
-            limits: Limits {
-                request_bytes: 64 << 20,
-                connections: 4096,
-                body_patience: Duration::from_secs(30),
-            },
+            limits: Limits::default(),
             guard: self.guard,
             tls: None,
             recorder: None,

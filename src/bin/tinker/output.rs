@@ -152,7 +152,11 @@ impl Listing {
     fn head(&mut self, text: &mut String, rows: &[Vec<String>]) {
         let widths = fit(&self.columns, rows, terminal::width());
         if let Some(title) = &self.title {
-            text.push_str(title);
+            text.extend(
+                title
+                    .chars()
+                    .filter(|letter| *letter == '\n' || !is_command(*letter)),
+            );
             text.push('\n');
         }
         if !rows.is_empty() {
@@ -225,6 +229,11 @@ fn draw(text: &mut String, row: &[String], widths: &[usize], bold: bool) {
     }
 }
 
+/// Whether a terminal would take a letter for a command, as nothing that a server says must be.
+fn is_command(letter: char) -> bool {
+    letter.is_control()
+}
+
 /// Breaks a cell into lines of at most `width` columns, at spaces where there are some.
 fn wrap(cell: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
@@ -237,8 +246,7 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
                 lines.push(std::mem::take(&mut line));
                 used = 0;
             }
-            // What a server says must not reach the terminal as commands.
-            for letter in word.chars().filter(|letter| !letter.is_control()) {
+            for letter in word.chars().filter(|letter| !is_command(*letter)) {
                 let columns = measure_text_width(letter.encode_utf8(&mut [0; 4]));
                 if used + columns > width && letter != ' ' && width > 0 {
                     lines.push(std::mem::take(&mut line));
@@ -308,6 +316,14 @@ mod tests {
             draw(&mut text, row, &widths, false);
         }
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn no_title_is_a_command() {
+        let mut listing = Listing::start(Some("a\u{1b}[31m\nb\u{9b}2J".into()), Vec::new());
+        let mut text = String::new();
+        listing.head(&mut text, &[]);
+        assert_eq!(text, "a[31m\nb2J\n");
     }
 
     #[test]
