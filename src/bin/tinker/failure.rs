@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 use std::process::ExitCode;
 
 use clap::Command;
@@ -138,16 +139,17 @@ fn one_line(text: &str) -> String {
 
 /// Prints help where it was asked for; otherwise what is wrong with what was typed.
 pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
+    let shown = |exit| match error.print() {
+        // A closed pipe is not an error.
+        Err(problem) if problem.kind() != io::ErrorKind::BrokenPipe => {
+            say!("Error: cannot write the output: {problem}");
+            Exit::Failure
+        }
+        _ => exit,
+    };
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A closed pipe is not an error.
-            let _ = error.print();
-            return Exit::Success;
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            return Exit::Usage;
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return shown(Exit::Success),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => return shown(Exit::Usage),
         _ => {}
     }
     let rendered = error.to_string();

@@ -229,17 +229,17 @@ fn files_that_cannot_be_written_are_named() {
     let whole = desk.path().join("small/R_external_weights_a/a.bin");
     assert_eq!(fs::metadata(whole).unwrap().len(), 100_000);
     // A full disk, as far as this process is concerned.
-    let out = fs::OpenOptions::new()
-        .write(true)
-        .open("/dev/full")
-        .unwrap();
-    let status = desk.command(&["version"]).stdout(out).output().unwrap();
-    let text = String::from_utf8(status.stderr).unwrap();
-    assert_eq!(status.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("cannot write the output") && text.contains("No space left"),
-        "{text}"
-    );
+    for command in ["version", "--help"] {
+        let mut full = fs::OpenOptions::new();
+        let out = full.write(true).open("/dev/full").unwrap();
+        let status = desk.command(&[command]).stdout(out).output().unwrap();
+        let text = String::from_utf8(status.stderr).unwrap();
+        assert_eq!(status.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("cannot write the output") && text.contains("No space left"),
+            "{text}"
+        );
+    }
     let hostile =
         json!({"urls": {"../evil": format!("{url}/dl/a")}, "expires": "2099-01-01T00:00:00Z"});
     server.always("GET", route, Reply::json(&hostile));

@@ -59,16 +59,17 @@ impl Lines {
         if count.with_context(place)? == 0 {
             return Ok(None);
         }
-        let start = match self.line {
-            1 if bytes.starts_with(BYTE_ORDER_MARK) => BYTE_ORDER_MARK.len(),
-            _ => 0,
-        };
-        let is_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
-        let end = bytes.iter().rposition(|byte| !is_end(byte));
-        bytes.truncate(end.map_or(0, |last| last + 1));
-        bytes.drain(..start.min(bytes.len()));
-        let number = self.line;
-        Ok(Some(Line { number, bytes }))
+        let mut line = bytes.as_slice();
+        if self.line == 1 {
+            line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
+        }
+        while let [rest @ .., b'\n' | b'\r'] = line {
+            line = rest;
+        }
+        Ok(Some(Line {
+            number: self.line,
+            bytes: line.to_owned(),
+        }))
     }
 }
 

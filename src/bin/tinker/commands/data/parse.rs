@@ -45,10 +45,9 @@ impl Parse {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let renderer = self.layout.renderer(context)?;
         for line in Lines::open(&self.file)? {
-            let sampled = |line: String| serde_json::from_str::<Sampled>(&line);
-            let sampled = line?
-                .text()
-                .and_then(|line| sampled(line).context("no list of `ids`"));
+            let sampled = line?.text().and_then(|line| {
+                serde_json::from_str::<Sampled>(&line).context("no list of `ids`")
+            });
             let parsed = sampled.and_then(|sampled| Ok(renderer.parse(&sampled.ids)?));
             let line = match parsed {
                 Ok(parsed) => Line::Read {
