@@ -133,17 +133,17 @@ impl Csv {
 
 impl Logger for Csv {
     fn metrics(&mut self, step: usize, row: &Row) {
+        if self.is_foreign {
+            return;
+        }
         let path = self.path.display().to_string();
         if self.rows.is_empty()
             && let Err(error) = self.go_on(step)
         {
             self.is_foreign = true;
-            ::log::error!("no metrics are written to {path}: {error}");
+            return ::log::error!("no metrics are written to {path}: {error}");
         }
         self.add(step, row, Timestamp::now());
-        if self.is_foreign {
-            return;
-        }
         self.written = match self.write() {
             Ok(()) => Some(self.columns.len()),
             Err(error) => {

@@ -95,8 +95,8 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// Opens a folder for a run, making it if need be. A folder without a run is as good as new,
-    /// whatever else it holds, unless the run would write over it. In a run that goes on, a last line that was cut short
-    /// when the process died is cut off, so that the next one is readable.
+    /// whatever else it holds, unless the run would write over it. In a run that goes on, a last
+    /// line that was cut short when the process died is cut off, so that the next one is readable.
     ///
     /// # Errors
     ///

@@ -97,14 +97,19 @@ fn small_requests_do_not_wait_for_large_ones_that_trickle() {
     drop(trickling);
 }
 
-#[test]
-fn a_body_that_stands_still_is_given_up() {
+/// A server that waits for nobody, and a connection to it.
+fn impatient() -> (LocalServer, TcpStream) {
     let server = LocalServer::builder()
         .body_patience(Duration::from_millis(20))
         .start()
         .unwrap();
-    let url = server.base_url();
-    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    (server, stream)
+}
+
+#[test]
+fn a_body_that_stands_still_is_given_up() {
+    let (_server, mut stream) = impatient();
     let head = "POST /api/v1/asample HTTP/1.1\r\nhost: localhost\r\n\
         content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n";
     stream.write_all(head.as_bytes()).unwrap();
@@ -115,12 +120,7 @@ fn a_body_that_stands_still_is_given_up() {
 
 #[test]
 fn whoever_reads_no_answers_loses_their_seat() {
-    let server = LocalServer::builder()
-        .body_patience(Duration::from_millis(20))
-        .start()
-        .unwrap();
-    let url = server.base_url();
-    let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    let (_server, mut stream) = impatient();
     // Only a server that waits for ever lets this run out.
     stream
         .set_write_timeout(Some(Duration::from_secs(60)))
