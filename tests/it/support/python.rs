@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 /// The interpreter of an environment that has `tinker` of that version, and `numpy`.
 ///
@@ -24,7 +26,7 @@ pub(crate) fn environment(name: &str, packages: &[&str]) -> Option<PathBuf> {
 pub(crate) fn environment_of(python: &Path, name: &str, packages: &[&str]) -> Option<PathBuf> {
     match prepare(python, name, packages) {
         Ok(python) => Some(python),
-        Err(reason) if std::env::var("CI").is_ok_and(|value| value == "true") => {
+        Err(reason) if is_ci() => {
             panic!("Python with {packages:?} is needed under CI: {reason}")
         }
         Err(reason) => {
@@ -51,14 +53,41 @@ fn prepare(base: &Path, name: &str, packages: &[&str]) -> Result<PathBuf, String
         run(Command::new(base)
             .args(["-m", "venv", "--clear"])
             .arg(&home))?;
-        run(Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--retries", "10"])
-            .args(["--timeout", "60"])
-            .args(packages))?;
+        let install = |extra: &[&str]| {
+            run(Command::new(&python)
+                .args(["-m", "pip", "install", "--quiet"])
+                .args(extra)
+                .args(packages))
+        };
+        // The versions known to work; another Python may need others.
+        let known = ["--constraint", CONSTRAINTS];
+        patiently(|| install(&known).or_else(|_| install(&[])))?;
         fs::write(&ready, "").map_err(|error| error.to_string())?;
     }
     drop(lock);
     Ok(python)
+}
+
+const CONSTRAINTS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/python/constraints.txt"
+);
+
+pub(crate) fn is_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
+/// Does what needs a registry. Under CI, where it must succeed, a registry that is out of order
+/// is asked again for some minutes: pip and npm give up at once at some of its answers.
+#[allow(clippy::print_stderr, reason = "says why a test takes long")]
+pub(crate) fn patiently(fetch: impl Fn() -> Result<(), String>) -> Result<(), String> {
+    let pauses: &[u64] = if is_ci() { &[5, 20, 60, 120] } else { &[] };
+    for pause in pauses {
+        let Err(reason) = fetch() else { return Ok(()) };
+        eprintln!("again in {pause} s: {reason}");
+        thread::sleep(Duration::from_secs(*pause));
+    }
+    fetch()
 }
 
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
