@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use super::Secret;
+use super::{Secret, Timeout};
 
 /// The hub unless `HF_ENDPOINT` names another.
 pub(crate) const DEFAULT_HUB: &str = "https://huggingface.co";
@@ -20,6 +21,8 @@ pub(crate) struct HubSettings {
     pub(crate) token: Option<Secret>,
     /// `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
     pub(crate) offline: bool,
+    /// `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds.
+    pub(crate) timeout: Timeout,
 }
 
 impl HubSettings {
@@ -57,6 +60,12 @@ impl HubSettings {
             endpoint: text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_HUB.to_owned()),
             token: token.map(Secret::from),
             offline: is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE"),
+            timeout: text("HF_HUB_DOWNLOAD_TIMEOUT")
+                .and_then(|seconds| seconds.trim().parse().ok())
+                .filter(|seconds| *seconds > 0)
+                .map_or(Timeout::Default, |seconds| {
+                    Timeout::After(Duration::from_secs(seconds))
+                }),
         }
     }
 }
@@ -142,5 +151,8 @@ mod tests {
             ("http://hub.test", true)
         );
         assert!(!settings(&[("HF_HUB_OFFLINE", "0")]).offline);
+        let timeout = |text| settings(&[("HF_HUB_DOWNLOAD_TIMEOUT", text)]).timeout;
+        assert_eq!(timeout("30"), Timeout::After(Duration::from_secs(30)));
+        assert_eq!(timeout("soon"), Timeout::Default);
     }
 }

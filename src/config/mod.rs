@@ -26,6 +26,7 @@
 //! | `HF_TOKEN`, `HF_TOKEN_PATH` | the Hugging Face token, or the file it is in | `HF_HOME/token` |
 //! | `HF_ENDPOINT` | another Hugging Face hub | the public one |
 //! | `HF_HUB_OFFLINE` | download nothing from it | off |
+//! | `HF_HUB_DOWNLOAD_TIMEOUT` | for how many seconds it may bring nothing | 60 |
 //!
 //! `TINKER_FEATURE_GATES` is accepted and has no effect, as in the reference SDK.
 

@@ -4,9 +4,13 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 use crate::files::{put, replace};
+
+/// How often somebody else's download is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The part of the cache that belongs to one repository.
 #[derive(Debug, Clone)]
@@ -92,8 +96,14 @@ impl RepoCache {
             .join(format!("{etag}.incomplete"))
     }
 
-    /// Waits until no other thread, process or tool is downloading the same file.
-    pub(super) fn lock(&self, etag: &str) -> Result<File> {
+    /// Waits until no other thread, process or tool is downloading the same file, and tells
+    /// `observe` how many bytes the other has. One that brings nothing for that long is given up.
+    pub(super) fn lock(
+        &self,
+        etag: &str,
+        patience: Option<Duration>,
+        observe: impl Fn(u64),
+    ) -> Result<File> {
         let place = self
             .root
             .join(".locks")
@@ -101,15 +111,38 @@ impl RepoCache {
             .join(format!("{etag}.lock"));
         make_parent(&place)?;
         let file = File::create(&place).map_err(|error| cannot("make", &place, error))?;
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            let name = &self.name;
-            log::warn!("waiting for another download of the same file of {name}");
+        let mut seen = None;
+        let mut since = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => {}
+                // Where a file system knows no locks, two downloads at once waste time and harm nothing.
+                Err(TryLockError::Error(error)) => {
+                    log::debug!("no lock on {}: {error}", place.display());
+                    return Ok(file);
+                }
+            }
+            let found = fs::metadata(self.incomplete(etag)).ok();
+            let now = found.and_then(|found| Some((found.len(), found.modified().ok()?)));
+            if seen.is_none() {
+                let name = &self.name;
+                log::warn!("waiting for another download of the same file of {name}");
+            }
+            if seen != Some(now) {
+                observe(now.map_or(0, |(length, _)| length));
+                (seen, since) = (Some(now), Instant::now());
+            }
+            if let Some(limit) = patience.filter(|limit| since.elapsed() >= *limit) {
+                return Err(Error::Timeout(Context::new(format!(
+                    "another thread or program is downloading the same file of {} and has brought \
+                     nothing for {limit:?}: end it, or wait and try again (it holds {})",
+                    self.name,
+                    place.display()
+                ))));
+            }
+            std::thread::sleep(LOOK);
         }
-        // Where a file system knows no locks, two downloads at once waste time and harm nothing.
-        if let Err(error) = file.lock() {
-            log::debug!("no lock on {}: {error}", place.display());
-        }
-        Ok(file)
     }
 
     /// Points a file of a snapshot to its blob.

@@ -107,7 +107,11 @@ impl Fetch<'_> {
         self.cache.note_commit(revision, &meta.commit)?;
         let _lock = match self.cache.blob(&meta.etag).is_file() {
             true => None,
-            false => Some(self.cache.lock(&meta.etag)?),
+            false => {
+                let patience = self.repo.hub().patience();
+                let observe = |length| self.report(&meta, path, length);
+                Some(self.cache.lock(&meta.etag, patience, observe)?)
+            }
         };
         // Another process may have brought it while this one waited for the lock.
         if !self.cache.blob(&meta.etag).is_file() {
@@ -167,12 +171,7 @@ impl Fetch<'_> {
     ) -> Result<(), Trouble> {
         let mut buffer = vec![0; 256 << 10];
         loop {
-            self.repo.hub().report(&HubProgress {
-                repo: self.repo.name().to_owned(),
-                file: path.to_owned(),
-                received: part.length,
-                total: meta.size,
-            });
+            self.report(meta, path, part.length);
             let count = match body.read(&mut buffer) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
@@ -186,6 +185,15 @@ impl Fetch<'_> {
             part.write(&buffer[..count])?;
             *received += count as u64;
         }
+    }
+
+    fn report(&self, meta: &Meta, path: &str, received: u64) {
+        self.repo.hub().report(&HubProgress {
+            repo: self.repo.name().to_owned(),
+            file: path.to_owned(),
+            received,
+            total: meta.size,
+        });
     }
 
     fn ask(&self, url: &str, range: Option<String>) -> Result<(Head, Box<dyn Read>), Trouble> {

@@ -11,15 +11,16 @@ mod push;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use self::cache::{RepoCache, is_path};
 use self::fetch::Fetch;
 pub use self::push::{HubCommit, UploadOptions};
-use crate::config::{Config, DEFAULT_HUB, HubSettings, Secret};
+use crate::config::{Config, DEFAULT_HUB, HubSettings, Secret, Timeout};
 use crate::error::{Context, Error, Result};
-use crate::transport::Transport;
+use crate::transport::{READ_TIMEOUT, Transport};
 
 /// The Hugging Face hub, and the cache for its files on this machine.
 ///
@@ -71,7 +72,8 @@ pub struct HubProgress {
 
 impl Hub {
     /// The hub as the environment describes it: `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN` (or the
-    /// token `hf auth login` left), `HF_ENDPOINT`, `HF_HUB_OFFLINE`, and the proxy variables.
+    /// token `hf auth login` left), `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`, and
+    /// the proxy variables.
     ///
     /// # Errors
     ///
@@ -88,7 +90,8 @@ impl Hub {
             inner.token = settings.token;
             inner.offline = settings.offline;
         });
-        let config = Config::from_env()?;
+        let mut config = Config::from_env()?;
+        config.read_timeout = settings.timeout;
         hub = hub.changed(|inner| inner.config = config);
         Ok(hub)
     }
@@ -124,6 +127,13 @@ impl Hub {
     #[must_use]
     pub fn with_offline(self, offline: bool) -> Self {
         self.changed(|inner| inner.offline = offline)
+    }
+
+    /// How long the hub, or another program that is downloading the same file, may bring nothing.
+    /// Default: 60 s.
+    #[must_use]
+    pub fn with_read_timeout(self, limit: impl Into<Timeout>) -> Self {
+        self.changed(|inner| inner.config.read_timeout = limit.into())
     }
 
     /// Calls `observer` while files arrive or leave, on the thread that asked for them. Default: nobody.
@@ -169,6 +179,10 @@ impl Hub {
 
     fn endpoint(&self) -> &str {
         self.inner.endpoint.trim_end_matches('/')
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.inner.config.read_timeout.or(Some(READ_TIMEOUT))
     }
 
     fn has_token(&self) -> bool {

@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tinker::Error;
+use tinker::config::Timeout;
 use tinker::text::{Hub, Tokenizer, TokenizerId};
 
 use crate::support::hub::{FakeRepo, Fault, HubServer, git_sha1};
@@ -167,6 +169,60 @@ fn a_broken_download_goes_on_where_it_ended() {
         seen.is_sorted() && seen.last() == Some(&4_000_000),
         "{seen:?}"
     );
+}
+
+/// The lock of the large file, as another program holds it.
+fn held(place: &Place) -> fs::File {
+    let locks = place.cache.path().join(".locks/models--org--tiny");
+    fs::create_dir_all(&locks).unwrap();
+    let lock = fs::File::create(locks.join(format!("{}.lock", sha256(&large())))).unwrap();
+    lock.lock().unwrap();
+    lock
+}
+
+#[test]
+fn anothers_download_is_watched_and_used() {
+    let place = Place::new();
+    let blobs = place.folder().join("blobs");
+    let digest = sha256(&large());
+    let partial = blobs.join(format!("{digest}.incomplete"));
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(&partial, &large()[..1000]).unwrap();
+    let other = Mutex::new(Some(held(&place)));
+    let hub = place.hub().with_progress(move |progress| {
+        assert_eq!(progress.total, Some(4_000_000));
+        let Some(lock) = other.lock().unwrap().take() else {
+            panic!("what is there is not fetched again");
+        };
+        // The other is done while it is watched.
+        assert_eq!(progress.received, 1000);
+        fs::write(&partial, large()).unwrap();
+        fs::rename(&partial, blobs.join(&digest)).unwrap();
+        drop(lock);
+    });
+    let file = hub.model("org/tiny").unwrap().file("weights.bin").unwrap();
+    assert_eq!(fs::read(file).unwrap(), large());
+    assert_eq!(place.server.storage.requests().len(), 0);
+}
+
+#[test]
+fn another_program_that_brings_nothing_is_not_waited_for_without_end() {
+    let place = Place::new();
+    let other = held(&place);
+    let hub = place.hub().with_read_timeout(Duration::from_millis(500));
+    let repo = hub.model("org/tiny").unwrap();
+    let error = repo.file("weights.bin").unwrap_err();
+    assert!(
+        matches!(error, Error::Timeout(_)) && error.is_retryable(),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    for part in ["another thread or program", "models--org--tiny", ".lock"] {
+        assert!(text.contains(part), "{text}");
+    }
+    drop(other);
+    let hub = hub.with_read_timeout(Timeout::Default);
+    hub.model("org/tiny").unwrap().file("weights.bin").unwrap();
 }
 
 #[test]
