@@ -81,7 +81,7 @@ pub(crate) fn is_ci() -> bool {
 /// is asked again for some minutes: pip and npm give up at once at some of its answers.
 #[allow(clippy::print_stderr, reason = "says why a test takes long")]
 pub(crate) fn patiently(fetch: impl Fn() -> Result<(), String>) -> Result<(), String> {
-    let pauses: &[u64] = if is_ci() { &[5, 20, 60, 120] } else { &[] };
+    let pauses: &[u64] = if is_ci() { &[5, 20, 60, 120, 240] } else { &[] };
     for pause in pauses {
         let Err(reason) = fetch() else { return Ok(()) };
         eprintln!("again in {pause} s: {reason}");
