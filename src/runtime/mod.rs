@@ -15,7 +15,7 @@
 //! | `tinker-fetch-N` | `sampling::Sampling` | a result that a poller announced | idle for 3 s, or at shutdown |
 //! | `tinker-cpu-N` | `threads::Cpu` (a rayon pool) | encoding, decoding; never the network | with the session |
 //! | `tinker-heartbeat` | `session::Session` | the next heartbeat | at shutdown |
-//! | `tinker-upkeep` | `session::Session` | the next renewal of a token or of the configuration | at shutdown |
+//! | `tinker-upkeep` | `session::Session` | the next renewal of a token or of the configuration, the next look for idle connections | at shutdown |
 //! | `tinker-telemetry` | `session::Session` | events to report | at shutdown |
 //!
 //! Shutdown is: set the stop, stop the transport (blocked calls return), close queues and

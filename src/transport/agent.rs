@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,7 +24,14 @@ use crate::wire::route::Pool;
 
 /// How long an idle connection is kept. Servers close theirs after a minute or so; ureq looks
 /// whether a connection is still open before using it.
-const IDLE_AGE: Duration = Duration::from_secs(90);
+pub(crate) const IDLE_AGE: Duration = Duration::from_secs(90);
+
+/// Nothing is there and nobody is asked: see [`Agents::release_idle`].
+const NOWHERE: &str = "http://nowhere.invalid/";
+
+/// How many times an agent is looked at after its last use: what was too young the first time is
+/// old enough the second.
+const LOOKS: u8 = 2;
 
 /// The agents of one client, and what they share.
 #[derive(Debug)]
@@ -33,6 +40,7 @@ pub(super) struct Agents {
     names: Arc<Names>,
     connections: Connections,
     proxies: ProxyRules,
+    idle_age: Duration,
 }
 
 /// One purpose.
@@ -44,20 +52,22 @@ struct Lane {
     stopped: AtomicBool,
 }
 
-/// An agent, and whether its idle connections must not be used again.
 #[derive(Debug)]
 struct Strand {
     agent: Agent,
+    /// Whether its idle connections must not be used again.
     stale: AtomicBool,
+    /// How many looks at its idle connections are due.
+    looks: AtomicU8,
 }
 
 impl Agents {
-    pub(super) fn new(config: &Config, sockets: &Sockets) -> Result<Self> {
+    pub(super) fn new(config: &Config, sockets: &Sockets, idle_age: Duration) -> Result<Self> {
         let tls = tls_config(config)?;
         let names = Arc::new(Names::default());
         let connections = Connections::default();
         let lanes = Pool::ALL.map(|pool| Lane {
-            strands: build(pool, sockets, &tls, &connections, &names),
+            strands: build(pool, sockets, idle_age, &tls, &connections, &names),
             stopped: AtomicBool::new(false),
         });
         Ok(Self {
@@ -65,6 +75,7 @@ impl Agents {
             names,
             connections,
             proxies: ProxyRules::new(&config.proxies)?,
+            idle_age,
         })
     }
 
@@ -75,7 +86,22 @@ impl Agents {
 
     /// The agent for a request of this thread.
     pub(super) fn agent(&self, pool: Pool) -> &Agent {
-        &self.strand(pool).agent
+        let strand = self.strand(pool);
+        strand.looks.store(LOOKS, Ordering::Relaxed);
+        &strand.agent
+    }
+
+    /// Closes connections that have been idle for too long. ureq does so only when an agent is
+    /// used, and what a crowd has left behind may not be for hours: so each that was used is asked
+    /// for a host that has no address.
+    pub(super) fn release_idle(&self) {
+        let left = |looks: u8| looks.checked_sub(1);
+        for strand in self.lanes.iter().flat_map(|lane| &lane.strands) {
+            let looks = &strand.looks;
+            if (looks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)).is_ok() {
+                let _ = strand.agent.get(NOWHERE).call();
+            }
+        }
     }
 
     pub(super) fn proxy_for(&self, url: &str) -> Option<Proxy> {
@@ -105,7 +131,7 @@ impl Agents {
         if self.strand(pool).stale.swap(false, Ordering::Relaxed) {
             Duration::ZERO
         } else {
-            IDLE_AGE
+            self.idle_age
         }
     }
 
@@ -162,6 +188,7 @@ fn size(pool: Pool, sockets: &Sockets) -> (usize, usize, usize, usize) {
 fn build(
     pool: Pool,
     sockets: &Sockets,
+    idle_age: Duration,
     tls: &TlsConfig,
     connections: &Connections,
     names: &Arc<Names>,
@@ -178,7 +205,7 @@ fn build(
         .accept_encoding("identity")
         .max_idle_connections(idle)
         .max_idle_connections_per_host(idle)
-        .max_idle_age(IDLE_AGE)
+        .max_idle_age(idle_age)
         .input_buffer_size(input)
         .output_buffer_size(output)
         .build();
@@ -187,6 +214,7 @@ fn build(
         Strand {
             agent: Agent::with_parts(config.clone(), connections.clone(), names),
             stale: AtomicBool::new(false),
+            looks: AtomicU8::new(0),
         }
     };
     std::iter::repeat_with(strand).take(agents).collect()
@@ -214,6 +242,9 @@ impl Resolver for SharedNames {
         };
         let key = key.unwrap_or_default();
         let mut found = self.empty();
+        if *uri == *NOWHERE {
+            return Ok(found);
+        }
         if let Some(addresses) = lock(&self.0.known).get(&key) {
             addresses.iter().for_each(|address| found.push(*address));
             return Ok(found);
@@ -325,6 +356,8 @@ fn parse_proxy(url: &Secret, name: &str) -> Result<Proxy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted::{Reply, Server};
+    use crate::wire::route::API_PREFIX;
 
     #[test]
     fn proxies_are_chosen_by_scheme_host_and_exceptions() {
@@ -355,10 +388,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_idle_for_long_is_closed_though_nothing_is_asked() {
+        let server = Server::start();
+        server.always("GET", "x", Reply::status(200));
+        let agents =
+            |age| Agents::new(&Config::default(), &Sockets::of_process(true), age).unwrap();
+        let (old, young) = (agents(Duration::ZERO), agents(IDLE_AGE));
+        let url = format!("{}{API_PREFIX}x", server.url());
+        for agents in [&old, &young] {
+            for pool in Pool::ALL {
+                let mut answer = agents.agent(pool).get(&url).call().unwrap();
+                answer.body_mut().read_to_string().unwrap();
+            }
+            assert_eq!(agents.open_connections(), Pool::ALL.len());
+            agents.release_idle();
+        }
+        assert_eq!(old.open_connections(), 0);
+        assert_eq!(young.open_connections(), Pool::ALL.len());
+        let looks = || {
+            let strands = young.lanes.iter().flat_map(|lane| &lane.strands);
+            strands.map(|strand| u32::from(strand.looks.load(Ordering::Relaxed)))
+        };
+        for left in [1, 0, 0] {
+            assert_eq!(looks().sum::<u32>(), left * Pool::ALL.len() as u32);
+            young.release_idle();
+        }
+        assert_eq!(server.connections(), 2 * Pool::ALL.len());
+    }
+
+    #[test]
     fn unusable_settings_say_what_to_do_and_hide_passwords() {
         #[track_caller]
         fn check(config: Config, words: &str) {
-            let error = Agents::new(&config, &Sockets::of_process(true)).unwrap_err();
+            let error = Agents::new(&config, &Sockets::of_process(true), IDLE_AGE).unwrap_err();
             assert!(matches!(error, Error::Config(_)));
             let text = format!("{error} {error:?}");
             assert!(text.contains(words), "{text}");

@@ -38,6 +38,7 @@ use crate::sync::lock;
 use crate::types::percent::percent_decode;
 use crate::wire::route::{Method, Pool};
 
+pub(crate) use self::agent::IDLE_AGE;
 pub(crate) use self::descriptors::Sockets;
 pub(crate) use self::download::{Download, Receiver, Rest};
 pub(crate) use self::fault::{Fault, FaultKind};
@@ -97,7 +98,7 @@ impl Transport {
         Ok(Self {
             inner: Arc::new(Inner {
                 base_url,
-                agents: Agents::new(config, &sockets)?,
+                agents: Agents::new(config, &sockets, IDLE_AGE)?,
                 sockets,
                 headers: headers::Defaults::new(config)?,
                 read_timeout: finite(config.read_timeout.or(Some(READ_TIMEOUT))),
@@ -114,6 +115,11 @@ impl Transport {
     /// How many connections are open, idle ones included.
     pub(crate) fn open_connections(&self) -> usize {
         self.inner.agents.open_connections()
+    }
+
+    /// Closes connections that have been idle for [`IDLE_AGE`], if it is called once in that time.
+    pub(crate) fn release_idle(&self) {
+        self.inner.agents.release_idle();
     }
 
     /// The service's URL, without a trailing slash.

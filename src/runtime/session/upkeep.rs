@@ -6,7 +6,7 @@ use super::core::Core;
 use crate::error::Result;
 use crate::runtime::calls::{Effort, Link, config_body};
 use crate::sync::lock;
-use crate::transport::{Body, Request};
+use crate::transport::{Body, IDLE_AGE, Request};
 use crate::types::DynamicConfig;
 use crate::wire::route;
 
@@ -27,8 +27,8 @@ pub(crate) fn fetch_dynamic(link: &Link) -> Result<DynamicConfig> {
     Ok(reply.unwrap_or_default())
 }
 
-/// Renews the token, looks for changes of configuration, and starts threads that the system has
-/// refused before.
+/// Renews the token, looks for changes of configuration, starts threads that the system has refused
+/// before, and closes connections that nobody needs any more.
 pub(super) fn upkeep(core: &Core) {
     let interval = |dynamic: &DynamicConfig| {
         Duration::from_secs(dynamic.refresh_interval_sec.clamp(MIN_REFRESH, MAX_REFRESH))
@@ -36,6 +36,7 @@ pub(super) fn upkeep(core: &Core) {
     let clock = core.link.clock();
     let mut due = clock.now() + interval(&lock(&core.dynamic));
     let mut token = clock.now();
+    let mut idle = clock.now() + IDLE_AGE;
     loop {
         if token <= clock.now() {
             let lasts = core.link.refresh_token().unwrap_or(LONGEST);
@@ -46,6 +47,10 @@ pub(super) fn upkeep(core: &Core) {
             return;
         }
         core.rescue();
+        if idle <= clock.now() {
+            core.link.transport().release_idle();
+            idle = clock.now() + IDLE_AGE;
+        }
         if clock.now() < due {
             continue;
         }
