@@ -159,14 +159,20 @@ pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
         .split_once("Usage: ")
         .unwrap_or((&rendered, &typed));
     let usage = rest.lines().next().unwrap_or("tinker");
-    let command = usage.split(['[', '<', '-']).next().unwrap_or("tinker");
     say!("Usage: {usage}");
-    say!("Try '{} --help' for help.", command.trim());
+    say!("Try '{} --help' for help.", command_of(usage));
     say!();
     let problem = problem.trim_start_matches("error: ").trim_end();
     // clap puts its tips in paragraphs of their own.
     say!("Error: {}", one_line(&problem.replace("\n\n", "; ")));
     Exit::Usage
+}
+
+/// The command that a usage line is of: its words before the first option or argument.
+fn command_of(usage: &str) -> String {
+    let names = usage.split_whitespace();
+    let names = names.take_while(|word| !word.starts_with(['[', '<', '-']));
+    names.collect::<Vec<_>>().join(" ")
 }
 
 /// How the command that was typed is used.

@@ -106,20 +106,48 @@ fn words_that_are_no_text_are_words() {
 #[test]
 fn wrong_words_are_usage_errors() {
     let desk = Desk::bare();
-    for (args, problem) in [
-        (&["nosuch"][..], "unrecognized subcommand 'nosuch'"),
-        (&["run", "list", "--limit", "many"], "invalid value 'many'"),
-        (&["checkpoint", "info"], "<CHECKPOINT_PATH>"),
-        (&["-f", "yaml", "version"], "possible values: table, json"),
-        (&["tokenize", "-m"], "'-m' found; tip: "),
+    for (args, command, problem) in [
+        (
+            &["nosuch"][..],
+            "tinker",
+            "unrecognized subcommand 'nosuch'",
+        ),
+        (
+            &["run", "list", "--limit", "many"],
+            "tinker run list",
+            "invalid value 'many'",
+        ),
+        (
+            &["checkpoint", "info"],
+            "tinker checkpoint info",
+            "<CHECKPOINT_PATH>",
+        ),
+        (
+            &["checkpoint", "push-hf"],
+            "tinker checkpoint push-hf",
+            "<CHECKPOINT_PATH>",
+        ),
+        (
+            &["checkpoint", "set-ttl", "--ttl", "1h"],
+            "tinker checkpoint set-ttl",
+            "invalid value '1h'",
+        ),
+        (
+            &["-f", "yaml", "version"],
+            "tinker version",
+            "possible values: table, json",
+        ),
+        (&["tokenize", "-m"], "tinker tokenize", "'-m' found; tip: "),
     ] {
         let text = desk.run(args).failed(2);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
-        assert!(lines[0].starts_with("Usage: tinker"), "{text}");
-        assert!(lines[1].contains("--help"), "{text}");
-        let of_list = lines[0].starts_with("Usage: tinker run list");
-        assert_eq!(of_list, args.contains(&"--limit"), "{text}");
+        assert!(
+            lines[0].starts_with(&format!("Usage: {command} ")),
+            "{text}"
+        );
+        let help = format!("Try '{command} --help' for help.");
+        assert_eq!(lines[1], help, "{text}");
         assert!(
             lines[3].starts_with("Error: ") && lines[3].contains(problem),
             "{text}"
