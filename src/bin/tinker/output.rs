@@ -261,10 +261,13 @@ fn wrap(cell: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// `{"<fields>…, "<key>": [items…]}` in the form of [`Out::json`], written while the items arrive.
+/// `{"<fields>…, "<key>": [items…]}` in the form of [`Out::json`], written while the items arrive:
+/// nothing before the first, so that what fails at once leaves no half of a text.
 pub(crate) struct JsonList<'a> {
     out: &'a mut Out,
-    first: bool,
+    /// What stands before the next item.
+    before: String,
+    empty: bool,
 }
 
 impl<'a> JsonList<'a> {
@@ -274,26 +277,31 @@ impl<'a> JsonList<'a> {
         fields: &[(&str, &str)],
         key: &str,
     ) -> anyhow::Result<Self> {
-        let mut text = String::from("{\n");
+        let mut before = String::from("{\n");
         for (name, value) in fields {
             let value = serde_json::to_string(value)?;
-            text.push_str(&format!("  \"{name}\": {value},\n"));
+            before.push_str(&format!("  \"{name}\": {value},\n"));
         }
-        text.push_str(&format!("  \"{key}\": ["));
-        out.text(&text)?;
-        Ok(Self { out, first: true })
+        before.push_str(&format!("  \"{key}\": ["));
+        Ok(Self {
+            out,
+            before,
+            empty: true,
+        })
     }
 
     pub(crate) fn item(&mut self, item: &impl Serialize) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(item)?.replace('\n', "\n    ");
-        let comma = if self.first { "" } else { "," };
-        self.first = false;
-        self.out.text(&format!("{comma}\n    {text}"))
+        let before = std::mem::replace(&mut self.before, ",".into());
+        self.empty = false;
+        self.out.text(&format!("{before}\n    {text}"))
     }
 
     pub(crate) fn end(self) -> anyhow::Result<()> {
-        let end = if self.first { "]\n}\n" } else { "\n  ]\n}\n" };
-        self.out.text(end)
+        match self.empty {
+            true => self.out.text(&format!("{}]\n}}\n", self.before)),
+            false => self.out.text("\n  ]\n}\n"),
+        }
     }
 }
 

@@ -293,6 +293,21 @@ fn whoami_of_a_plain_key_says_what_can_be_asked() {
     assert!(said.contains("TINKER_API_KEY"), "{said}");
 }
 
+#[test]
+fn a_list_that_fails_prints_nothing() {
+    let server = LocalServer::start().unwrap();
+    let nowhere = format!("{}/nowhere", server.base_url());
+    for (url, args) in [
+        (nowhere, &["run", "list"][..]),
+        (server.base_url(), &["checkpoint", "list", "--run-id", "no"]),
+    ] {
+        for format in ["table", "json"] {
+            let said = Desk::at(&url).run(&[&["-f", format], args].concat());
+            assert_eq!((said.exit, said.stdout.as_str()), (Some(1), ""), "{said:?}");
+        }
+    }
+}
+
 /// A server with this many runs. Its last page waits at the gate, if there is one.
 fn crowd(total: usize, gate: Option<&Gate>) -> Server {
     let server = Server::start();
