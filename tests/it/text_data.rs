@@ -493,3 +493,34 @@ pub(crate) fn close(name: &str, got: &Value, expected: &Value) {
         }
     }
 }
+
+/// A sum of so many small numbers in single precision would be off by some percent.
+#[test]
+fn figures_of_millions_of_tokens_are_those_of_each() {
+    let count = 1 << 22;
+    let numbers = |value: f32| vec![value; count];
+    let mut data = [Datum::new(ModelInput::from_ints(vec![1; count]))
+        .with_target_tokens(vec![1; count])
+        .with_logprobs(numbers(-0.3))
+        .with_advantages(numbers(0.0))
+        .with("mask", numbers(1.0))];
+    let kl = KlEstimate::of_training(&data, &[numbers(-0.31)]).unwrap();
+    let near = |found: f64, expected: f64| {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+    };
+    near(kl.v1, 0.01);
+    near(kl.v2, 0.00005);
+    near(kl.entropy, 0.3);
+    let penalty = KlPenalty {
+        coefficient: 1.0,
+        discount: 0.0,
+    };
+    let whole = vec![-0.31; count + 1];
+    near(
+        penalty.apply(&mut data, &[whole.clone()]).unwrap().into(),
+        0.01,
+    );
+    let judged = penalty.distill(&mut data, &[whole], &[0]).unwrap();
+    near(judged["teacher_kl"], 0.01);
+    near(judged["teacher_kl/dataset_0"], 0.01);
+}

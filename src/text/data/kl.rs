@@ -70,8 +70,8 @@ impl KlPenalty {
             let added = added.map(|(diff, mask)| -self.coefficient * mask * diff);
             self.add(datum, added.collect())?;
             let sum = sums.entry(*dataset).or_default();
-            sum.0 += f64::from(gap.diff.iter().sum::<f32>());
-            sum.1 += f64::from(gap.mask.iter().sum::<f32>());
+            sum.0 += total(&gap.diff);
+            sum.1 += total(&gap.mask);
         }
         let mut metrics = BTreeMap::from([("teacher_kl".to_owned(), f64::from(mean_gap(&gaps)))]);
         for (dataset, (gap, count)) in sums {
@@ -150,12 +150,14 @@ impl KlEstimate {
         if pairs.is_empty() {
             return Err(Error::invalid("mask", "no token was sampled"));
         }
-        let count = pairs.len() as f32;
-        let mean = |value: fn(&(f32, f32)) -> f32| pairs.iter().map(value).sum::<f32>() / count;
+        let mean = |value: fn(&(f32, f32)) -> f32| {
+            let sum: f64 = pairs.iter().map(|pair| f64::from(value(pair))).sum();
+            sum / pairs.len() as f64
+        };
         Ok(Self {
-            v1: mean(|(sampled, other)| sampled - other).into(),
-            v2: 0.5 * f64::from(mean(|(sampled, other)| (sampled - other).powi(2))),
-            entropy: -f64::from(mean(|(sampled, _)| *sampled)),
+            v1: mean(|(sampled, other)| sampled - other),
+            v2: 0.5 * mean(|(sampled, other)| (sampled - other).powi(2)),
+            entropy: -mean(|(sampled, _)| *sampled),
         })
     }
 }
@@ -188,12 +190,17 @@ fn gap(datum: &Datum, full: &[f32]) -> Result<Gap> {
 }
 
 fn mean_gap(gaps: &[Gap]) -> f32 {
-    let sum: f32 = gaps.iter().map(|gap| gap.diff.iter().sum::<f32>()).sum();
-    let count: f32 = gaps.iter().map(|gap| gap.mask.iter().sum::<f32>()).sum();
+    let sum: f64 = gaps.iter().map(|gap| total(&gap.diff)).sum();
+    let count: f64 = gaps.iter().map(|gap| total(&gap.mask)).sum();
     match count > 0.0 {
-        true => sum / count,
+        true => (sum / count) as f32,
         false => 0.0,
     }
+}
+
+/// A batch has millions of tokens: added up in single precision, the later ones are rounded away.
+fn total(values: &[f32]) -> f64 {
+    values.iter().map(|&value| f64::from(value)).sum()
 }
 
 fn sampled_pairs(datum: &Datum, other: &[f32]) -> Result<Vec<(f32, f32)>> {
