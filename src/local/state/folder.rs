@@ -59,6 +59,8 @@ impl Folder {
             let message = format!("cannot use the data folder {}", root.display());
             Error::Config(Context::caused(message, error))
         };
+        // Clients are told of files in it, and run in folders of their own.
+        let root = std::path::absolute(&root).map_err(cannot)?;
         fs::create_dir_all(&root).map_err(cannot)?;
         let path = root.join(MARKER);
         if !path.exists() && holds_others(&root).map_err(cannot)? {

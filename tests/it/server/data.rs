@@ -12,6 +12,25 @@ fn open(folder: &Path) -> tinker::Result<LocalServer> {
     LocalServer::builder().data(folder).start()
 }
 
+/// Clients read the tokenizer there, whatever folder they run in.
+#[cfg(unix)]
+#[test]
+fn a_folder_named_from_here_is_found_from_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = std::env::current_dir().unwrap();
+    let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+    let named = up.join(folder.path().strip_prefix("/").unwrap());
+    let server = open(&named).unwrap();
+    let caller = Caller::new(&server);
+    let info = caller.ok("get_info", json!({"model_id": caller.model(0).id}));
+    let tokenizer = info["model_data"]["tokenizer_id"].as_str().unwrap();
+    assert!(Path::new(tokenizer).is_absolute(), "{info}");
+    assert!(
+        Path::new(tokenizer).join("tokenizer.json").exists(),
+        "{info}"
+    );
+}
+
 /// Every file below a folder with its content, in order.
 fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
