@@ -112,12 +112,12 @@ fn plot(title: &str, names: &[&str], run: &RunReader) -> Plot {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let model = self.model.as_deref().unwrap_or("a model");
-        let (kind, steps) = (self.kind.as_str(), self.steps);
-        write!(
-            f,
-            "{kind} run of {model}: {steps} steps in {}",
-            duration(self.seconds)
-        )?;
+        let (kind, seconds) = (self.kind.as_str(), duration(self.seconds));
+        let steps = match self.steps {
+            1 => "1 step".to_owned(),
+            steps => format!("{steps} steps"),
+        };
+        write!(f, "{kind} run of {model}: {steps} in {seconds}")?;
         let width = self.curves.iter().map(|(name, _)| name.len()).max();
         let width = width.unwrap_or(0);
         for (name, values) in &self.curves {

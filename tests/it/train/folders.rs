@@ -34,6 +34,14 @@ fn runs_of_the_python_cookbook_are_read() {
 }
 
 #[test]
+fn a_run_of_one_step_is_of_one_step() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("metrics.jsonl"), "{\"step\": 0}\n").unwrap();
+    let summary = Summary::of(&RunReader::open(folder.path()).unwrap()).to_string();
+    assert!(summary.contains(" of a model: 1 step in "), "{summary}");
+}
+
+#[test]
 fn their_rows_are_written_as_they_were_read() {
     for name in ["sl", "dpo", "rl"] {
         let run = RunReader::open(recorded(name)).unwrap();
