@@ -139,14 +139,23 @@ pub(super) fn softplus(x: f64) -> f64 {
 
 /// Cuts `n` things into as many nearly equal parts, in order; fewer if there are not enough.
 ///
+/// The edges are those of the Python cookbook, which asks numpy's `linspace`: where it rounds down, so
+/// does this.
+///
 /// ```
-/// let parts = tinker::train::split(10, 4);
-/// assert_eq!(parts, [0..2, 2..5, 5..7, 7..10]);
+/// use tinker::train::split;
+///
+/// assert_eq!(split(10, 4), [0..2, 2..5, 5..7, 7..10]);
+/// assert_eq!(split(30, 22)[10..12], [13..14, 14..16]); // not 13..15, 15..16
 /// ```
 #[doc(alias = "split_list")]
 pub fn split(n: usize, parts: usize) -> Vec<Range<usize>> {
     let parts = parts.clamp(1, n.max(1));
-    let edge = |part: usize| part * n / parts;
+    let step = n as f64 / parts as f64;
+    let edge = |part: usize| match part == parts {
+        true => n,
+        false => (part as f64 * step) as usize,
+    };
     (0..parts).map(|part| edge(part)..edge(part + 1)).collect()
 }
 
