@@ -265,6 +265,25 @@ fn what_tools_are_called_does_not_open_a_block_of_thinking() {
 }
 
 #[test]
+fn a_result_at_the_end_of_an_example_is_closed() {
+    let call = ToolCall::new("f", "{}");
+    let messages = [
+        Message::user("Hi"),
+        Message::assistant("").with_tool_calls([call]),
+        Message::tool("ok"),
+    ];
+    for name in ["qwen3_instruct", "qwen3_preserve_thinking"] {
+        let renderer = Renderer::named(name, &tokenizer("qwen3")).unwrap();
+        let what = TrainOnWhat::AllAssistantMessages;
+        let examples = renderer.supervised(&messages, what).unwrap();
+        let ids = examples[0].input().to_ints().unwrap();
+        let text = renderer.tokenizer().decode(&ids).unwrap();
+        let expected = "<tool_response>\nok\n</tool_response><|im_end|>";
+        assert!(text.ends_with(expected), "{name}: {text}");
+    }
+}
+
+#[test]
 fn a_sampled_message_that_was_cut_off_is_closed() {
     let renderer = Renderer::named("qwen3", &tokenizer("qwen3")).unwrap();
     let cut = renderer.tokenizer().encode_plain("Hello").unwrap();

@@ -134,14 +134,14 @@ impl Family for Qwen3 {
         }
         let (header, open, close) = block(turn, place);
         let said = match &turn.content {
-            _ if self.thinking == Thinking::None && only_thinks(turn) && produced(place) => {
+            _ if self.thinking == Thinking::None && only_thinks(turn) && produced(turn, place) => {
                 vec![
                     Piece::Spelled(text),
                     Piece::Plain(format!("\n{}", calls.lstrip())),
                 ]
             }
             // The model's own template keeps what it says apart from what it calls.
-            Content::Text(_) if produced(place) => {
+            Content::Text(_) if produced(turn, place) => {
                 vec![Piece::Plain(format!("{open}{text}")), Piece::Plain(calls)]
             }
             Content::Parts(parts) if self.keeps_parts(turn, parts) => {
@@ -240,7 +240,7 @@ impl Family for Qwen3Vl {
         }
         let (header, open, close) = block(turn, place);
         let spelled = match parts.first() {
-            Some(Said::Text(_)) if !self.unframes && only_thinks(turn) && produced(place) => {
+            Some(Said::Text(_)) if !self.unframes && only_thinks(turn) && produced(turn, place) => {
                 Some(parts.remove(0))
             }
             _ => None,
@@ -318,8 +318,8 @@ fn block(turn: &Turn, place: &Place<'_>) -> (Vec<Piece>, &'static str, &'static 
 }
 
 /// The message the model produces, as an example shows it.
-fn produced(place: &Place<'_>) -> bool {
-    place.as_produced && place.is_last
+fn produced(turn: &Turn, place: &Place<'_>) -> bool {
+    place.as_produced && place.is_last && turn.is("assistant")
 }
 
 /// An answer that thinks and calls but says nothing. The instruct models have no thinking of
