@@ -538,6 +538,38 @@ fn answers_of_the_services_glm_are_one_text_and_whole_calls() {
 }
 
 #[test]
+fn values_that_are_no_json_to_the_service_are_texts() {
+    #[track_caller]
+    fn check(value: &str, expected: &str) {
+        let call = format!(" functions.f:0 \"f\" {{\"a\": {expected}}}");
+        for name in ["glm5_2", "glm5_3_flash", "glm5_3_preserve_thinking"] {
+            let text = format!(
+                "</think>Hi<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value>\
+                 </tool_call><|user|>"
+            );
+            let found = answer(name, "GlmTokenizer", &text);
+            assert_eq!(found, format!("stop_sequence \"Hi\"{call}"), "{name}");
+        }
+        let text = format!(
+            "Hi\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" \
+             string=\"false\">{value}</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+             </｜DSML｜tool_calls><｜end▁of▁sentence｜>"
+        );
+        let found = answer("deepseekv4_disable_thinking", "DeepSeekV4Tokenizer", &text);
+        assert_eq!(found, format!("stop_sequence \"Hi\"{call}"));
+    }
+    check(" 1e5\n", "100000.0");
+    check(
+        r#"{"b": [18446744073709551615]}"#,
+        r#"{"b": [18446744073709551615]}"#,
+    );
+    check("NaN", r#""NaN""#);
+    check("-Infinity", r#""-Infinity""#);
+    check("[1e400]", r#""[1e400]""#);
+    check("True", r#""True""#);
+}
+
+#[test]
 fn only_the_first_thinking_is_trimmed() {
     #[track_caller]
     fn check(name: &str, file: &str) {

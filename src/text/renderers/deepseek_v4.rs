@@ -6,7 +6,7 @@ use super::super::json::{Json, Style, set};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, after_last_user};
-use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, restored, strict_value_or_text, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -355,9 +355,10 @@ impl DeepSeekV4 {
             if arguments.iter().any(|(name, _)| name == key) {
                 return Err(format!("duplicate parameter '{key}'"));
             }
-            let value = match string {
-                true => Json::from(value),
-                false => Json::parse(value)?,
+            let value = match (string, self.v41) {
+                (true, _) => Json::from(value),
+                (false, true) => Json::parse(value)?,
+                (false, false) => strict_value_or_text(value),
             };
             set(&mut arguments, key.to_owned(), value);
         }

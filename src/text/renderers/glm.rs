@@ -5,7 +5,10 @@ use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, content_blocks, inside, json_call, restored, until_stop, value_or_text};
+use super::reply::{
+    Reply, content_blocks, inside, json_call, restored, strict_value_or_text, until_stop,
+    value_or_text,
+};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -442,7 +445,11 @@ fn whole_call(text: &str) -> Option<(ToolCall, &str)> {
         let (value, after) = after
             .strip_prefix("<arg_value>")?
             .split_once("</arg_value>")?;
-        set(&mut arguments, key.trim().to_owned(), value_or_text(value));
+        set(
+            &mut arguments,
+            key.trim().to_owned(),
+            strict_value_or_text(value),
+        );
         rest = after.trim_start();
     }
     let after = rest.strip_prefix(CLOSE).filter(|_| !name.is_empty())?;

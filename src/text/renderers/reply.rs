@@ -229,6 +229,15 @@ pub(super) fn value_or_text(text: &str) -> Json {
     Json::parse(text).unwrap_or_else(|_| Json::from(text))
 }
 
+/// The same as the service's own renderers read it: `NaN`, numbers no float holds and halves of
+/// characters, which Python takes for JSON, are text to them.
+pub(super) fn strict_value_or_text(text: &str) -> Json {
+    match serde_json::from_str::<Json>(text) {
+        Ok(_) => value_or_text(text),
+        Err(_) => Json::from(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
