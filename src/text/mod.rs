@@ -33,7 +33,7 @@ pub use data::{DatumOptions, Example, Reduction};
 pub use hub::{Hub, HubCommit, HubProgress, Repo, RepoFiles, UploadOptions};
 pub use json::Json;
 pub use message::{Message, ToolCall, UnparsedToolCall};
-pub use renderers::{Parsed, Renderer, Termination, TrainOnWhat};
+pub use renderers::{Delta, ParseStream, Parsed, Renderer, Termination, TrainOnWhat};
 pub use selection::TokenizerId;
 pub use stream::DecodeStream;
 pub use tokenizer::{Specials, Tokenizer};

@@ -66,7 +66,7 @@ mod skyrl;
 mod soak;
 /// What tests share: servers, clients, Python.
 mod support;
-/// Tokenizers and templates.
+/// Tokenizers, templates, the hub, and answers read while they come.
 mod text;
 /// Datums from text, conversations and trajectories.
 mod text_data;

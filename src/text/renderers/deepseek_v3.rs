@@ -9,7 +9,7 @@ use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -264,12 +264,12 @@ impl Family for DeepSeekV3 {
         Ok(vec![Turn::new("system", text)])
     }
 
+    fn opening(&self) -> Option<&'static str> {
+        matches!(self.model, Model::V31Thinking | Model::R1).then_some("<think>")
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
-        let tokens = match self.model {
-            Model::V31Thinking | Model::R1 => restored(codec, tokens, "<think>", "</think>")?,
-            _ => tokens.to_vec(),
-        };
-        let (text, stop) = until_stop(codec, &tokens, &[END])?;
+        let (text, stop) = until_stop(codec, tokens, &[END])?;
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }

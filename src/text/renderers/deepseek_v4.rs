@@ -6,7 +6,7 @@ use super::super::json::{Json, Style, set};
 use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, after_last_user};
-use super::reply::{Reply, restored, strict_value_or_text, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, strict_value_or_text, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -236,12 +236,12 @@ impl Family for DeepSeekV4 {
         Ok(turns)
     }
 
+    fn opening(&self) -> Option<&'static str> {
+        self.thinking.then_some("<think>")
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
-        let tokens = match self.thinking {
-            true => restored(codec, tokens, "<think>", "</think>")?,
-            false => tokens.to_vec(),
-        };
-        let (text, stop) = until_stop(codec, &tokens, &[END])?;
+        let (text, stop) = until_stop(codec, tokens, &[END])?;
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }

@@ -6,8 +6,7 @@ use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolC
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{
-    Reply, content_blocks, inside, json_call, restored, strict_value_or_text, until_stop,
-    value_or_text,
+    Reply, content_blocks, inside, json_call, strict_value_or_text, until_stop, value_or_text,
 };
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
@@ -230,12 +229,15 @@ impl Family for Glm {
         Ok(turns)
     }
 
+    fn opening(&self) -> Option<&'static str> {
+        Some("<think>")
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
         if self.vendor {
             return read_vendor(codec, tokens);
         }
-        let tokens = restored(codec, tokens, "<think>", "</think>")?;
-        let (text, stop) = until_stop(codec, &tokens, &[USER, OBSERVATION, END])?;
+        let (text, stop) = until_stop(codec, tokens, &[USER, OBSERVATION, END])?;
         let termination = match stop {
             None => return Ok(Reply::text(text).ended(Termination::Malformed)),
             Some(2) => Termination::Eos,

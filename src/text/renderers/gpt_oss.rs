@@ -144,6 +144,7 @@ impl Family for GptOss {
     fn facts(&self) -> Facts {
         Facts {
             close: "<|end|>",
+            streams: false,
             ..Facts::ending(&[RETURN, CALL])
         }
     }

@@ -7,7 +7,7 @@ use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolC
 use super::super::space::Strip;
 use super::kimi_tools::typescript;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, restored, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -179,12 +179,12 @@ impl Family for Kimi {
         Ok(vec![Turn::new(DECLARED, text), Turn::new("system", system)])
     }
 
+    fn opening(&self) -> Option<&'static str> {
+        (!self.is_k2()).then_some("<think>")
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
-        let tokens = match self.is_k2() {
-            true => tokens.to_vec(),
-            false => restored(codec, tokens, "<think>", "</think>")?,
-        };
-        let (text, stop) = until_stop(codec, &tokens, &[END])?;
+        let (text, stop) = until_stop(codec, tokens, &[END])?;
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }

@@ -93,6 +93,12 @@ pub(super) trait Family: Send + Sync {
         ))
     }
 
+    /// How the prompt ends for a model that is to think first: with a block it goes on in.
+    fn opening(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Reads an answer, from the [opening](Self::opening) on.
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed>;
 }
 
@@ -111,6 +117,8 @@ pub(super) struct Facts {
     pub(super) close: &'static str,
     /// `trainable` may stand on messages, or be missing, whatever is trained on.
     pub(super) free_flags: bool,
+    /// An answer is text and `<think>` blocks, to be shown as they come.
+    pub(super) streams: bool,
 }
 
 impl Facts {
@@ -123,6 +131,7 @@ impl Facts {
             stop_is_text: false,
             close: stop[0],
             free_flags: false,
+            streams: true,
         }
     }
 }

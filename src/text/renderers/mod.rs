@@ -37,6 +37,7 @@ mod qwen3;
 mod qwen3_5;
 mod reply;
 mod role_colon;
+mod stream;
 #[cfg(feature = "chat")]
 mod template;
 mod tml_v0;
@@ -50,6 +51,7 @@ use serde::{Deserialize, Serialize};
 
 use self::conversation::Conversation;
 use self::layout::{Codec, Family};
+use self::reply::restored;
 use super::data::Example;
 use super::json::{Json, to_json};
 use super::message::Message;
@@ -58,6 +60,7 @@ use crate::error::{Error, Result};
 use crate::types::{ModelInput, Stop};
 
 pub use models::ModelAttributes;
+pub use stream::{Delta, ParseStream};
 
 /// How a model family lays out conversations.
 ///
@@ -361,7 +364,11 @@ impl Renderer {
     pub fn parse(&self, tokens: &[i32]) -> Result<Parsed> {
         let codec = &self.inner.codec;
         let mut parsed = match &self.inner.kind {
-            Kind::Family(family) => family.parse(codec, tokens)?,
+            Kind::Family(family) => {
+                let opening = family.opening();
+                let whole = opening.map(|open| restored(codec, tokens, open));
+                family.parse(codec, whole.transpose()?.as_deref().unwrap_or(tokens))?
+            }
             #[cfg(feature = "chat")]
             Kind::Template(template) => template.parse(codec, tokens)?,
         };

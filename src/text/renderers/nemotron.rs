@@ -7,7 +7,7 @@ use super::super::space::Strip;
 use super::Parsed;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::qwen3::{goes_on, header, merged};
-use super::qwen3_5::read;
+use super::qwen3_5::{OPENING, read};
 use super::xml_tools::{Scalars, declaration, format_call};
 use crate::error::{Error, Result};
 
@@ -247,6 +247,10 @@ impl Family for Nemotron {
         let tools = declaration(&functions);
         let gap = if system.is_empty() { "" } else { "\n\n" };
         Ok(vec![Turn::new("system", format!("{system}{gap}{tools}"))])
+    }
+
+    fn opening(&self) -> Option<&'static str> {
+        Some(OPENING)
     }
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {

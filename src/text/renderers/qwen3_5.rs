@@ -5,12 +5,13 @@ use super::super::message::{Content, Part as Said, Turn};
 use super::super::space::Strip;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered};
 use super::qwen3::{blocks, goes_on, header, merged};
-use super::reply::{Reply, UNTERMINATED, restored, until_stop};
+use super::reply::{Reply, UNTERMINATED, until_stop};
 use super::xml_tools::{Scalars, declaration, format_call, parse_call};
 use super::{Parsed, Termination};
 use crate::error::Result;
 
 const END: &str = "<|im_end|>";
+pub(super) const OPENING: &str = "<think>\n";
 const EMPTY_BLOCK: &str = "<think>\n\n</think>\n\n";
 
 const XHIGH: &str = "Reasoning effort is set to xhigh. Please think carefully through the task, \
@@ -141,6 +142,10 @@ impl Family for Qwen35 {
         Ok(vec![Turn::new("system", format!("{tools}{gap}{system}"))])
     }
 
+    fn opening(&self) -> Option<&'static str> {
+        Some(OPENING)
+    }
+
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
         read(codec, tokens, |_| {})
     }
@@ -248,8 +253,7 @@ pub(super) fn read(
     tokens: &[i32],
     separate: impl Fn(&mut Vec<Said>),
 ) -> Result<Parsed> {
-    let tokens = restored(codec, tokens, "<think>\n", "</think>")?;
-    let (text, stop) = until_stop(codec, &tokens, &[END])?;
+    let (text, stop) = until_stop(codec, tokens, &[END])?;
     if stop.is_none() {
         return Ok(Reply::text(text).ended(Termination::Malformed));
     }

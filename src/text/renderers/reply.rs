@@ -110,8 +110,8 @@ pub(super) fn until_stop(
 }
 
 /// The tokens with a prompt's last words before them, where the model goes on from these.
-pub(super) fn restored(codec: &Codec, tokens: &[i32], open: &str, close: &str) -> Result<Vec<i32>> {
-    let (open, close) = (codec.fixed(open)?, codec.token(close)?);
+pub(super) fn restored(codec: &Codec, tokens: &[i32], open: &str) -> Result<Vec<i32>> {
+    let (open, close) = (codec.fixed(open)?, codec.token("</think>")?);
     let mut restored = Vec::new();
     if !tokens.starts_with(&open) && tokens.contains(&close) {
         restored.extend_from_slice(&open);

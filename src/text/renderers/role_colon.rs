@@ -21,6 +21,7 @@ impl Family for RoleColon {
             extends: true,
             stop_is_text: true,
             close: "\n\n",
+            streams: false,
             ..Facts::ending(&[STOP])
         }
     }

@@ -95,6 +95,7 @@ impl Family for TmlV0 {
         Facts {
             extends: true,
             free_flags: true,
+            streams: false,
             ..Facts::ending(&[STOP])
         }
     }

@@ -1,6 +1,7 @@
 //! Tokenizers and chat templates against what Hugging Face's own tools make of the same files.
 
 mod hub;
+mod streams;
 mod templates;
 mod tokenizers;
 mod uploads;
