@@ -516,11 +516,9 @@ fn figures_of_millions_of_tokens_are_those_of_each() {
         discount: 0.0,
     };
     let whole = vec![-0.31; count + 1];
-    near(
-        penalty.apply(&mut data, &[whole.clone()]).unwrap().into(),
-        0.01,
-    );
-    let judged = penalty.distill(&mut data, &[whole], &[0]).unwrap();
+    let whole = [whole];
+    near(penalty.apply(&mut data, &whole).unwrap().into(), 0.01);
+    let judged = penalty.distill(&mut data, &whole, &[0]).unwrap();
     near(judged["teacher_kl"], 0.01);
     near(judged["teacher_kl/dataset_0"], 0.01);
 }
