@@ -20,7 +20,7 @@ const CLOSE: &str = "</think>";
 /// let renderer = Renderer::from_template(&tokenizer)?;
 /// let mut stream = renderer.parse_stream()?;
 /// let mut said = String::new();
-/// for token in tokenizer.encode_plain("the cat sat<|im_end|>")? {
+/// for token in tokenizer.encode_plain("the cat sat<|end|>")? {
 ///     for delta in stream.push(token)? {
 ///         match delta {
 ///             Delta::Text(text) => said += &text,
