@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,10 +29,6 @@ pub(crate) const IDLE_AGE: Duration = Duration::from_secs(90);
 /// Nothing is there and nobody is asked: see [`Agents::release_idle`].
 const NOWHERE: &str = "http://nowhere.invalid/";
 
-/// How many times an agent is looked at after its last use: what was too young the first time is
-/// old enough the second.
-const LOOKS: u8 = 2;
-
 /// The agents of one client, and what they share.
 #[derive(Debug)]
 pub(super) struct Agents {
@@ -57,8 +53,8 @@ struct Strand {
     agent: Agent,
     /// Whether its idle connections must not be used again.
     stale: AtomicBool,
-    /// How many looks at its idle connections are due.
-    looks: AtomicU8,
+    /// Whether it was ever used, and so may have connections.
+    used: AtomicBool,
 }
 
 impl Agents {
@@ -87,18 +83,16 @@ impl Agents {
     /// The agent for a request of this thread.
     pub(super) fn agent(&self, pool: Pool) -> &Agent {
         let strand = self.strand(pool);
-        strand.looks.store(LOOKS, Ordering::Relaxed);
+        strand.used.store(true, Ordering::Relaxed);
         &strand.agent
     }
 
     /// Closes connections that have been idle for too long. ureq does so only when an agent is
-    /// used, and what a crowd has left behind may not be for hours: so each that was used is asked
-    /// for a host that has no address.
+    /// used, and what a crowd has left behind may not be for hours: so each that was ever used is
+    /// asked for a host that has no address.
     pub(super) fn release_idle(&self) {
-        let left = |looks: u8| looks.checked_sub(1);
         for strand in self.lanes.iter().flat_map(|lane| &lane.strands) {
-            let looks = &strand.looks;
-            if (looks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left)).is_ok() {
+            if strand.used.load(Ordering::Relaxed) {
                 let _ = strand.agent.get(NOWHERE).call();
             }
         }
@@ -214,7 +208,7 @@ fn build(
         Strand {
             agent: Agent::with_parts(config.clone(), connections.clone(), names),
             stale: AtomicBool::new(false),
-            looks: AtomicU8::new(0),
+            used: AtomicBool::new(false),
         }
     };
     std::iter::repeat_with(strand).take(agents).collect()
@@ -390,7 +384,7 @@ mod tests {
     #[test]
     fn what_is_idle_for_long_is_closed_though_nothing_is_asked() {
         let server = Server::start();
-        server.always("GET", "x", Reply::status(200));
+        server.always("GET", "x", Reply::bytes("text/plain", "hello"));
         let agents =
             |age| Agents::new(&Config::default(), &Sockets::of_process(true), age).unwrap();
         let (old, young) = (agents(Duration::ZERO), agents(IDLE_AGE));
@@ -405,15 +399,16 @@ mod tests {
         }
         assert_eq!(old.open_connections(), 0);
         assert_eq!(young.open_connections(), Pool::ALL.len());
-        let looks = || {
-            let strands = young.lanes.iter().flat_map(|lane| &lane.strands);
-            strands.map(|strand| u32::from(strand.looks.load(Ordering::Relaxed)))
-        };
-        for left in [1, 0, 0] {
-            assert_eq!(looks().sum::<u32>(), left * Pool::ALL.len() as u32);
-            young.release_idle();
+        // What is in use stays, through however many looks, and is let go of when it is not.
+        let mut answer = old.agent(Pool::Rest).get(&url).call().unwrap();
+        for _ in 0..4 {
+            old.release_idle();
+            assert_eq!(old.open_connections(), 1);
         }
-        assert_eq!(server.connections(), 2 * Pool::ALL.len());
+        answer.body_mut().read_to_string().unwrap();
+        old.release_idle();
+        assert_eq!(old.open_connections(), 0);
+        assert_eq!(server.connections(), 2 * Pool::ALL.len() + 1);
     }
 
     #[test]
