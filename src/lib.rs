@@ -82,6 +82,10 @@ mod sync;
 #[allow(dead_code, reason = "each feature uses a part")]
 mod gguf;
 
+// Its tokenizer is text's, its weights are the engine's.
+#[cfg(feature = "local")]
+mod builtin;
+
 pub mod types;
 
 #[allow(dead_code, reason = "a part is the embedded server's alone")]

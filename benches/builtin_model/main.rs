@@ -25,6 +25,8 @@
     reason = "a tool that cannot go on should stop there"
 )]
 
+#[path = "../../src/builtin.rs"]
+mod builtin;
 #[path = "../../src/error/mod.rs"]
 mod error;
 #[path = "../../src/gguf/mod.rs"]

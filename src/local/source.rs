@@ -2,11 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::engine::Weights;
+use super::engine::{Weights, builtin};
 use crate::error::{Context, Error, Result};
-
-/// The name of the model that ships with the crate.
-pub(super) const BUILT_IN: &str = "tinker-local/tiny";
 
 /// A model to serve and the name clients know it by.
 ///
@@ -75,7 +72,7 @@ impl ModelSource {
     /// The built-in model.
     pub(super) fn built_in() -> Self {
         Self {
-            name: BUILT_IN.to_owned(),
+            name: builtin::NAME.to_owned(),
             place: Place::BuiltIn,
         }
     }
@@ -186,7 +183,7 @@ impl From<&str> for ModelSource {
         }
         match text.split_once('=') {
             Some((name, path)) if !name.is_empty() => Self::new(name, path),
-            _ if text == BUILT_IN => Self::built_in(),
+            _ if text == builtin::NAME => Self::built_in(),
             _ if is_repository(text) => Self {
                 name: text.to_owned(),
                 place: Place::Hub,

@@ -28,9 +28,6 @@ use crate::error::Result;
 use crate::text::{Renderer, Tokenizer, TrainOnWhat};
 use folders::{Folders, Seen};
 
-/// The name of the built-in model, whose tokenizer is always there.
-const BUILT_IN: &str = "tinker-local/tiny";
-
 /// What both servers show.
 #[derive(Debug)]
 pub(in crate::local) struct Console {
@@ -70,9 +67,8 @@ impl Console {
 
     /// Shows data as the built-in model's tokenizer cuts it.
     pub(in crate::local) fn plain(folders: Vec<PathBuf>) -> Result<Self> {
-        let config = Some(builtin::TOKENIZER_CONFIG);
-        let tokenizer = Tokenizer::from_json(builtin::TOKENIZER.as_bytes(), config)?;
-        Ok(Self::new(folders, BUILT_IN.to_owned(), tokenizer))
+        let tokenizer = Tokenizer::built_in()?;
+        Ok(Self::new(folders, builtin::NAME.to_owned(), tokenizer))
     }
 
     /// What the page is told first; a page without models has no server behind it.

@@ -11,6 +11,8 @@ use serde_json::{Map, Value};
 use super::batch::Workers;
 use super::codec::Codec;
 use super::{Inner, Parts, Tokenizer};
+#[cfg(feature = "local")]
+use crate::builtin;
 use crate::error::{Context, Error, Result};
 use crate::gguf::Gguf;
 use crate::sync::lock;
@@ -33,7 +35,15 @@ impl Tokenizer {
     /// Files are looked for, and put, where Hugging Face tools have them (`HF_HUB_CACHE`,
     /// `HF_HOME`); [`Hub::from_env`] says what else the environment decides.
     /// [`TokenizerId::select`] tells which repository a name means. Tokenizers are kept for the
-    /// life of the process, so asking again is cheap.
+    /// life of the process, so asking again is cheap. The embedded engine's own model is there
+    /// without a hub (feature `local`):
+    ///
+    #[cfg_attr(feature = "local", doc = "```")]
+    #[cfg_attr(not(feature = "local"), doc = "```ignore")]
+    /// let tokenizer = tinker::text::Tokenizer::for_model("tinker-local/tiny")?;
+    /// assert_eq!(tokenizer.encode_plain("Hi")?, [72, 105]);
+    /// # Ok::<(), tinker::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -43,12 +53,15 @@ impl Tokenizer {
         Self::load(&TokenizerId::select(model_name, None)?)
     }
 
-    /// The tokenizer of a model as a service describes it: an id may be a place on this machine.
+    /// The tokenizer of a model as a service describes it: an id may be a place on this machine,
+    /// or on that of the service, where it says nothing here.
     pub(crate) fn of_service(model_name: &str, tokenizer_id: Option<&str>) -> Result<Self> {
+        let is_elsewhere = |id: &&str| Path::new(id).is_absolute() && !Path::new(id).exists();
+        let tokenizer_id = tokenizer_id.filter(|id| !is_elsewhere(id));
         match tokenizer_id {
             Some(place) if Path::new(place).exists() => Self::open(place),
             _ if model_name.is_empty() && tokenizer_id.is_none() => {
-                let message = "the service names neither the model nor its tokenizer";
+                let message = "the service names neither the model nor a tokenizer that is here";
                 Err(Error::Reply(Context::new(message)))
             }
             _ => Self::load(&TokenizerId::select(model_name, tokenizer_id)?),
@@ -61,6 +74,10 @@ impl Tokenizer {
     ///
     /// As [`for_model`](Self::for_model).
     pub fn load(id: &TokenizerId) -> Result<Self> {
+        #[cfg(feature = "local")]
+        if id.repo() == builtin::NAME {
+            return Self::built_in();
+        }
         Self::from_hub(&Hub::from_env()?, id)
     }
 
@@ -166,6 +183,13 @@ impl Tokenizer {
         };
         Self::build("tokenizer".to_owned(), tokenizer, config)
             .map_err(|error| problem("cannot use", here, error))
+    }
+
+    /// The one of the model that ships with the crate.
+    #[cfg(feature = "local")]
+    pub(crate) fn built_in() -> Result<Self> {
+        let config = Some(builtin::TOKENIZER_CONFIG);
+        Self::from_json(builtin::TOKENIZER.as_bytes(), config).map(|it| it.named(builtin::NAME))
     }
 
     fn build(name: String, json: &[u8], config: TokenizerConfig) -> Result<Self, BoxError> {
@@ -344,6 +368,17 @@ mod tests {
     use super::*;
 
     const TINY: &str = "tests/fixtures/text/tiny";
+
+    /// A server tells where its tokenizer lies, which may be on another machine.
+    #[cfg(feature = "local")]
+    #[test]
+    fn a_place_on_the_services_machine_says_nothing_here() {
+        let elsewhere = Some("/on/the/server/model");
+        let tokenizer = Tokenizer::of_service(builtin::NAME, elsewhere).unwrap();
+        assert_eq!(tokenizer.name(), builtin::NAME);
+        let here = Tokenizer::of_service("org/any", Some(TINY)).unwrap();
+        assert_ne!(here.name(), builtin::NAME);
+    }
 
     #[test]
     fn a_model_is_loaded_once() {

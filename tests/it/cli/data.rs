@@ -6,6 +6,7 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
+use tinker::local::{LocalServer, ModelSource};
 
 use super::Desk;
 
@@ -408,12 +409,27 @@ fn files_are_read_as_they_come_and_blamed_by_line() {
     }
 }
 
+/// The built-in model is on no hub, and no server need run for it.
+#[test]
+fn the_built_in_models_tokenizer_is_at_hand() {
+    let desk = Desk::bare();
+    let model = ["--model", "tinker-local/tiny"];
+    let chats = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
+    for command in [&["data", "view"][..], &["data", "check"], &["cost"]] {
+        desk.run(&[command, &model, &[chats]].concat()).ok();
+    }
+    let said = desk.run(&["tokenize", "tinker-local/tiny", "Hi", "--format", "json"]);
+    assert!(said.ok().contains("72"));
+}
+
 #[test]
 fn the_tokenizer_of_a_served_model_is_asked_for() {
-    let server = tinker::local::LocalServer::start().unwrap();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/local/engine/builtin");
+    let server = LocalServer::builder().model(ModelSource::new("org/served", folder));
+    let server = server.start().unwrap();
     let desk = Desk::at(&server.base_url());
     let chats = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl");
-    let layout = ["--renderer", "role_colon", "--model", "tinker-local/tiny"];
+    let layout = ["--renderer", "role_colon", "--model", "org/served"];
     desk.run(&[&["data", "check"], &layout[..], &[chats]].concat())
         .ok();
     let hub = Desk::bare()

@@ -6,6 +6,7 @@
 use super::config::Config;
 use super::mapping::Mapping;
 use super::model::Weights;
+pub(crate) use crate::builtin::{NAME, TOKENIZER, TOKENIZER_CONFIG};
 use crate::error::Result;
 
 /// The weights, in bf16 under transformers' names.
@@ -13,12 +14,6 @@ pub(crate) const WEIGHTS: &[u8] = include_bytes!("model.safetensors");
 
 /// The shape, as transformers reads it.
 pub(crate) const CONFIG: &str = include_str!("config.json");
-
-/// The tokenizer: tokens 0 to 255 are bytes, the rest are markers.
-pub(crate) const TOKENIZER: &str = include_str!("tokenizer.json");
-
-/// Chat template and special tokens, as transformers reads them.
-pub(crate) const TOKENIZER_CONFIG: &str = include_str!("tokenizer_config.json");
 
 /// Begins a plain text.
 pub(crate) const BOS: u32 = 256;
