@@ -325,7 +325,7 @@ pub(super) fn is_local(url: &str) -> bool {
 }
 
 fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// `NO_PROXY`'s usual reading: `*` is everything, `a.b` covers itself and `*.a.b`.

@@ -63,9 +63,10 @@ impl Example {
         let (input, targets) = shifted(chunks)?;
         let mut weights = self.weights[1..=targets.len()].to_vec();
         if options.reduction == Reduction::Mean {
-            let total: f32 = weights.iter().sum();
+            let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
             if total > 0.0 {
-                weights.iter_mut().for_each(|weight| *weight /= total);
+                let share = |weight: &mut f32| *weight = (f64::from(*weight) / total) as f32;
+                weights.iter_mut().for_each(share);
             }
         }
         Ok(Datum::new(input)
