@@ -165,9 +165,11 @@ fn server(report: &mut Report, service: &ServiceClient, config: &Config) {
 /// Whether what is sent to a URL stays on this machine.
 fn on_this_machine(url: &str) -> bool {
     let (_, rest) = url.split_once("://").unwrap_or_default();
-    let (name, closing) = match rest.strip_prefix('[') {
-        Some(rest) => (rest, &[']'][..]),
-        None => (rest, &[':', '/'][..]),
+    let authority = rest.split('/').next().unwrap_or_default();
+    let (_, name) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (name, closing) = match name.strip_prefix('[') {
+        Some(name) => (name, ']'),
+        None => (name, ':'),
     };
     let host = name.split(closing).next().unwrap_or_default();
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
@@ -366,6 +368,7 @@ mod tests {
             "http://127.1.2.3/api",
             "http://[::1]:8000",
             "http://LocalHost",
+            "http://name:word@127.0.0.1:8000",
         ] {
             assert!(on_this_machine(here), "{here}");
         }
@@ -374,6 +377,7 @@ mod tests {
             "http://localhost.example.org",
             "http://[2001:db8::1]:80",
             "http://example.org/127.0.0.1",
+            "http://127.0.0.1@example.org",
         ] {
             assert!(!on_this_machine(away), "{away}");
         }
