@@ -12,7 +12,7 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::context::Context;
 use crate::failure::Exit;
@@ -23,7 +23,7 @@ use crate::output::Format;
     name = "tinker",
     about = "Fine-tune and sample language models with Tinker",
     arg_required_else_help = true,
-    disable_version_flag = true
+    version
 )]
 struct Cli {
     /// How results are written: a table to read, or JSON of a stable shape.
@@ -153,10 +153,25 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     context.out.flush()
 }
 
+/// The whole command line. What follows an option is its value, also where it looks like a number
+/// below zero, so that the error is about the number.
+fn program() -> clap::Command {
+    fn with_numbers(command: clap::Command) -> clap::Command {
+        command
+            .mut_args(|arg| match arg.get_action().takes_values() {
+                true => arg.allow_negative_numbers(true),
+                false => arg,
+            })
+            .mut_subcommands(with_numbers)
+    }
+    with_numbers(Cli::command())
+}
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let matches = program().try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return failure::usage(&error, Cli::command()).into(),
+        Err(error) => return failure::usage(&error, program()).into(),
     };
     let exit = match run(cli) {
         _ if interrupt::happened() => Exit::Interrupted,

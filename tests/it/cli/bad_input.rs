@@ -118,6 +118,11 @@ fn wrong_words_are_usage_errors() {
             "invalid value 'many'",
         ),
         (
+            &["run", "list", "--limit", "-5"],
+            "tinker run list",
+            "invalid value '-5' for '--limit",
+        ),
+        (
             &["checkpoint", "info"],
             "tinker checkpoint info",
             "<CHECKPOINT_PATH>",
@@ -257,7 +262,7 @@ fn files_that_cannot_be_written_are_named() {
     let whole = desk.path().join("small/R_external_weights_a/a.bin");
     assert_eq!(fs::metadata(whole).unwrap().len(), 100_000);
     // A full disk, as far as this process is concerned.
-    for command in ["version", "--help"] {
+    for command in ["version", "--version", "--help"] {
         let mut full = fs::OpenOptions::new();
         let out = full.write(true).open("/dev/full").unwrap();
         let status = desk.command(&[command]).stdout(out).output().unwrap();

@@ -162,7 +162,8 @@ impl Said {
 
 #[test]
 fn version_prints_name_and_version() {
-    let said = Desk::bare().run(&["version"]);
     let expected = format!("tinker {}\n", env!("CARGO_PKG_VERSION"));
-    assert_eq!(said.ok(), expected);
+    for word in ["version", "--version", "-V"] {
+        assert_eq!(Desk::bare().run(&[word]).ok(), expected);
+    }
 }
