@@ -3,5 +3,5 @@
 libfuzzer_sys::fuzz_target!(
     // A panic of the tokenizer's library ends in an error; the fuzzer's hook would not wait for that.
     init: drop(std::panic::take_hook()),
-    |bytes: &[u8]| tinker::unversioned::fuzz::read("tiktoken", bytes)
+    |bytes: &[u8]| tinker::unversioned::fuzz::run("tiktoken", bytes)
 );

@@ -6,46 +6,76 @@ use crate::wire::decoders::DECODERS;
 use crate::wire::sse::SseReader;
 
 /// Reads bytes as one kind of thing.
-pub type Reader = fn(&[u8]) -> Result<()>;
-
-/// Every reader by the name of its target under `fuzz/`.
 ///
 /// A reader gives a value or an error: it never panics, never hangs, and takes no memory out of
 /// proportion to its input.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader {
+    /// What it reads.
+    pub name: &'static str,
+    /// The target under `fuzz/` it belongs to; each input goes to all readers of its target.
+    pub target: &'static str,
+    read: fn(&[u8]) -> Result<()>,
+}
+
+impl Reader {
+    const fn new(name: &'static str, read: fn(&[u8]) -> Result<()>) -> Self {
+        let target = name;
+        Self { name, target, read }
+    }
+
+    /// Reads, and says what is wrong with the input.
+    ///
+    /// # Errors
+    ///
+    /// If the input is not what is to be read.
+    ///
+    /// # Panics
+    ///
+    /// If the reader has a defect.
+    pub fn read(&self, bytes: &[u8]) -> Result<()> {
+        (self.read)(bytes)
+            .inspect_err(|error| assert!(!error.to_string().is_empty(), "an error says something"))
+    }
+}
+
+/// Every reader there is.
 #[must_use]
-pub fn readers() -> Vec<(&'static str, Reader)> {
-    let mut readers = DECODERS.to_vec();
-    readers.push(("path", path));
-    readers.push(("sse", sse));
-    readers.push(("credentials", credentials));
+pub fn readers() -> Vec<Reader> {
+    let target = "decoders";
+    let decoder = |(name, read)| Reader { name, target, read };
+    let values = DECODERS.into_iter().chain([("path", path as _)]);
+    let mut readers: Vec<Reader> = values.map(decoder).collect();
+    readers.extend([
+        Reader::new("sse", sse),
+        Reader::new("credentials", credentials),
+    ]);
     #[cfg(feature = "archive")]
-    readers.push(("archive", archive));
+    readers.push(Reader::new("archive", archive));
     #[cfg(feature = "text")]
     readers.extend([
-        ("gguf", gguf as Reader),
-        ("tokenizer", tokenizer),
-        ("tiktoken", tiktoken),
+        Reader::new("gguf", gguf),
+        Reader::new("tokenizer", tokenizer),
+        Reader::new("tiktoken", tiktoken),
     ]);
     #[cfg(feature = "chat")]
-    readers.push(("template", template));
+    readers.push(Reader::new("template", template));
     #[cfg(feature = "local")]
-    readers.extend([("weights", weights as Reader), ("http", http)]);
+    readers.extend([Reader::new("weights", weights), Reader::new("http", http)]);
     readers
 }
 
-/// Runs one reader by name, as the targets under `fuzz/` do.
+/// Gives an input to all readers of a target, as the targets under `fuzz/` do.
 ///
 /// # Panics
 ///
-/// If there is no reader of that name, or if it has a defect.
-pub fn read(name: &str, bytes: &[u8]) {
-    let readers = readers();
-    let (_, reader) = readers
-        .iter()
-        .find(|(known, _)| *known == name)
-        .expect("the targets have the readers' names");
-    if let Err(error) = reader(bytes) {
-        assert!(!error.to_string().is_empty(), "an error says something");
+/// If there is no target of that name, or if one of its readers has a defect.
+pub fn run(target: &str, bytes: &[u8]) {
+    let mut readers = readers();
+    readers.retain(|reader| reader.target == target);
+    assert!(!readers.is_empty(), "the targets have the readers' names");
+    for reader in readers {
+        let _ = reader.read(bytes);
     }
 }
 

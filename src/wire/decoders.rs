@@ -14,7 +14,7 @@ const JSON: Option<&str> = Some("application/json");
 
 pub(crate) type Decode = fn(&[u8]) -> Result<()>;
 
-/// Names are those of the targets under `fuzz/`.
+/// The target `decoders` under `fuzz/` gives each input to all of them.
 pub(crate) const DECODERS: [(&str, Decode); 14] = [
     ("protobuf_output", |b| {
         decode_forward_backward(PROTOBUF, b.to_vec()).map(drop)

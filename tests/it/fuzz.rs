@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
 use serde_json::{Value, json};
-use tinker::unversioned::fuzz::{read, readers};
+use tinker::unversioned::fuzz::readers;
 
 /// Damaged inputs of each reader; many more behind the flag for long runs.
 fn rounds() -> usize {
@@ -235,10 +235,13 @@ fn damage(rng: &mut Rng, bytes: &mut Vec<u8>, other: &[u8]) {
 #[test]
 fn damaged_input_is_survived_by_every_reader() {
     let seeds = seeds();
-    for (index, (name, reader)) in readers().into_iter().enumerate() {
+    for (index, reader) in readers().into_iter().enumerate() {
         let mut rng = Rng::with_seed(index as u64);
         // What the reader accepts is a better beginning than what it does not.
-        let fitting: Vec<&Vec<u8>> = seeds.iter().filter(|seed| reader(seed).is_ok()).collect();
+        let fitting: Vec<&Vec<u8>> = seeds
+            .iter()
+            .filter(|seed| reader.read(seed).is_ok())
+            .collect();
         for _ in 0..rounds() {
             let pool = if fitting.is_empty() || rng.u8(0..4) == 0 {
                 seeds.iter().collect()
@@ -250,7 +253,7 @@ fn damaged_input_is_survived_by_every_reader() {
             for _ in 0..rng.usize(1..5) {
                 damage(&mut rng, &mut bytes, other);
             }
-            read(name, &bytes);
+            let _ = reader.read(&bytes);
         }
     }
 }
@@ -279,25 +282,29 @@ fn findings_stay_mended() {
         ("template", endless.as_bytes()),
     ] {
         let readers = readers();
-        let (_, reader) = readers.iter().find(|(known, _)| *known == name).unwrap();
-        assert!(reader(bytes).is_err(), "{name}");
+        let reader = readers.iter().find(|reader| reader.name == name);
+        assert!(reader.unwrap().read(bytes).is_err(), "{name}");
     }
 }
 
 /// Readers that have no good input among the seeds would only ever see nonsense.
 ///
-/// `TINKER_TEST_SEEDS=FOLDER` keeps it, a folder for each: where a fuzzer is to begin.
+/// `TINKER_TEST_SEEDS=FOLDER` keeps it, a folder for each target: where a fuzzer is to begin.
 #[test]
 fn every_reader_has_good_input() {
     let seeds = seeds();
     let kept = std::env::var_os("TINKER_TEST_SEEDS").map(PathBuf::from);
-    for (name, reader) in readers() {
-        let good: Vec<_> = seeds.iter().filter(|seed| reader(seed).is_ok()).collect();
+    for reader in readers() {
+        let name = reader.name;
+        let good: Vec<_> = seeds
+            .iter()
+            .filter(|seed| reader.read(seed).is_ok())
+            .collect();
         assert!(!good.is_empty(), "{name}");
-        if let Some(folder) = kept.as_ref().map(|folder| folder.join(name)) {
+        if let Some(folder) = kept.as_ref().map(|folder| folder.join(reader.target)) {
             fs::create_dir_all(&folder).unwrap();
             for (number, seed) in good.into_iter().enumerate() {
-                fs::write(folder.join(format!("seed-{number}")), seed).unwrap();
+                fs::write(folder.join(format!("{name}-{number}")), seed).unwrap();
             }
         }
     }
@@ -325,7 +332,7 @@ fn every_reader_has_a_target() {
         .collect();
     let names: BTreeSet<String> = readers()
         .iter()
-        .map(|(name, _)| (*name).to_owned())
+        .map(|reader| reader.target.to_owned())
         .collect();
     assert_eq!(targets, names);
 }
