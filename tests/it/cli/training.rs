@@ -4,10 +4,14 @@ use std::fs;
 use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
+use tinker::LoraConfig;
 use tinker::local::LocalServer;
-use tinker::text::data::permutation;
+use tinker::text::data::{Comparison, RenderOptions, Row as _, permutation};
+use tinker::text::{Message, Renderer};
+use tinker::train::{Batches, Dpo, Existing, Model, Run, RunReader};
 
 use super::Desk;
+use crate::support::local;
 
 const MODEL: &str = "tinker-local/tiny";
 
@@ -208,6 +212,40 @@ fn preferences_rewards_and_teachers_are_learnt_from() {
         spoilt.contains("reward") && spoilt.contains("NaN"),
         "{spoilt}"
     );
+}
+
+/// The likelihoods of whole answers are compared, each token of which counts the same.
+#[test]
+fn long_answers_are_preferred_by_all_their_tokens() {
+    let server = LocalServer::builder().start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    let (prompt, chosen, rejected) = ("hi", "hello, and welcome", "go");
+    let pair = json!({"prompt": prompt, "chosen": chosen, "rejected": rejected});
+    write(&desk, "pairs.jsonl", &[pair]);
+    let args = ["train", "dpo", "pairs.jsonl", "-o", "told", "--seed", "3"];
+    let steps = ["--epochs", "2", "--batch-size", "1"];
+    desk.run(&[&args[..], &steps, &COMMON[..]].concat()).ok();
+
+    let service = local::service(&server);
+    let sampler = service.create_sampling_client(MODEL).unwrap();
+    let renderer = Renderer::named("role_colon", &sampler.tokenizer().unwrap()).unwrap();
+    let row = json!({"label": "A", "comparison": {
+        "prompt_conversation": [Message::user(prompt)],
+        "completion_A": [Message::assistant(chosen)],
+        "completion_B": [Message::assistant(rejected)]}});
+    let rows = vec![Comparison::read(&row.to_string()).unwrap()];
+    let data = renderer.datums(rows, RenderOptions::default()).unwrap();
+    let mut run = Run::open(desk.path().join("own"), Existing::Raise).unwrap();
+    Dpo::new(Model::new(MODEL).with_lora(LoraConfig::rank(2).with_seed(3)))
+        .with_learning_rate(1e-3)
+        .with_epochs(2)
+        .train(&service, &mut run, &Batches::of_pairs(data, 1).unwrap())
+        .unwrap();
+    let reward = |folder: &str| {
+        let read = RunReader::open(desk.path().join(folder)).unwrap();
+        read.metrics[1].number("chosen_reward").unwrap()
+    };
+    assert_eq!(reward("told"), reward("own"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use tinker::Datum;
-use tinker::text::data::DatumOptions;
+use tinker::text::data::{DatumOptions, Reduction};
 use tinker::text::{Message, TrainOnWhat};
 use tinker::train::{Batches, Dpo, NllEvaluator, Report, SavePolicy};
 
@@ -11,7 +11,8 @@ use crate::commands::data::read_pairs;
 
 pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
     let settings = &desk.settings;
-    let mut options = DatumOptions::default();
+    // Likelihoods of whole answers are compared: no token may count less than another.
+    let mut options = DatumOptions::default().with_reduction(Reduction::None);
     options.max_length = settings.max_length;
     let what = settings
         .train_on
