@@ -235,10 +235,12 @@ impl Learner<'_> {
             groups.extend(more.map_err(|error| fault::callback("a test batch", error))?);
         }
         let mut rollouts: Vec<Rollout> = Vec::new();
+        let mut failures = Failures::default();
         let own = Timing::start();
         timing.span("run_evals", || {
             let stage = self.stage(batch, run.interrupt());
             stage.play(&self.sampler, &groups, &own, |index, played| {
+                failures.count(&played);
                 rollouts.extend(rollout(played, &groups[index], batch));
                 Ok(())
             })
@@ -248,8 +250,8 @@ impl Learner<'_> {
             return Ok(metrics);
         }
         run.folder()
-            .write_rollouts(batch, "eval_test", &rows("test", batch, &rollouts))?;
-        for (name, value) in figures(&rollouts).iter() {
+            .write_rollouts(batch, "eval_test", &rows("eval/test", batch, &rollouts))?;
+        for (name, value) in figures(&rollouts).iter().chain(failures.metrics().iter()) {
             metrics.set(format!("test/{name}"), value.clone());
         }
         Ok(metrics)
@@ -661,7 +663,11 @@ fn without_constant(rollouts: Vec<Rollout>) -> Vec<Rollout> {
     }
 }
 
+/// Nothing where nothing was played: a reward of 0 would be one that nobody got.
 fn figures(rollouts: &[Rollout]) -> Row {
+    if rollouts.is_empty() {
+        return Row::new();
+    }
     let groups: Vec<_> = rollouts
         .iter()
         .map(|r| (&r.group, r.tags.clone()))

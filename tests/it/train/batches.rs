@@ -96,5 +96,7 @@ fn each_data_set_has_its_teacher_and_tests_are_played_apart() {
     }
     assert_eq!(first.number("env/all/total_episodes"), Some(8.0));
     assert_eq!(first.number("test/env/all/total_episodes"), Some(8.0));
-    assert_eq!(run.rollouts(0, "eval_test").len(), 8);
+    let tested = run.rollouts(0, "eval_test");
+    assert_eq!(tested.len(), 8);
+    assert_eq!(tested[0].text("split"), Some("eval/test"));
 }

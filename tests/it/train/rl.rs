@@ -317,6 +317,28 @@ fn limits_end_episodes() {
 }
 
 #[test]
+fn failures_of_tests_are_counted_apart() {
+    let run = trained(|service, run| {
+        let group = |failures| {
+            let failures = Arc::new(AtomicUsize::new(failures));
+            Arc::new(Talks(failures)) as Arc<dyn EnvGroup>
+        };
+        let rl = Rl::new(model(service), 3)
+            .with_failures(FailurePolicy::MinViable(0.6))
+            .with_test(EnvBatches::new([group(3)], 1));
+        rl.train(service, run, &EnvBatches::new([group(0)], 1))
+            .map(drop)
+    });
+    let (_root, run) = run.unwrap();
+    let first = &run.metrics[0];
+    assert_eq!(first.number("test/rollout_errors/total"), Some(3.0));
+    let skipped = first.number("test/rollout_errors/groups_skipped");
+    assert_eq!(skipped, Some(1.0));
+    assert!(first.get("rollout_errors/total").is_none());
+    assert!(first.get("test/env/all/reward/total").is_none());
+}
+
+#[test]
 fn every_loss_of_the_service_trains_on_rewards_of_their_own_pool() {
     for loss in [LossFn::Ppo, LossFn::Cispo, LossFn::Dro, LossFn::Gspo] {
         let run = trained(|service, run| {
