@@ -63,8 +63,8 @@ impl Limits {
         let whole = left(self.max_trajectory_tokens, prompt);
         let said = left(self.max_sampled_tokens, sampled);
         match (whole, said) {
-            (_, 0..=1) => Err("stop/max_sampled_tokens"),
             (0..=1, _) => Err("stop/max_tokens"),
+            (_, 0..=1) => Err("stop/max_sampled_tokens"),
             _ => Ok(per_turn.min(whole).min(said)),
         }
     }
@@ -342,7 +342,7 @@ impl Stage<'_> {
             let budget = match self.limits.budget(most, turns.len(), prompt, sampled) {
                 Ok(budget) => budget,
                 Err(reason) => {
-                    stopped(&mut turns, observation.prompt.clone(), reason);
+                    stopped(&mut turns, reason);
                     last = observation.prompt;
                     break;
                 }
@@ -439,12 +439,14 @@ impl Tally {
     }
 }
 
-/// Notes on the last turn why there is no other; an episode without any gets an empty one.
-fn stopped(turns: &mut Vec<Transition>, prompt: ModelInput, reason: &str) {
+/// Notes on the last turn why there is no other, whatever the environment noted there; an episode
+/// without any gets an empty one, of which nothing is learned.
+fn stopped(turns: &mut Vec<Transition>, reason: &str) {
     if turns.is_empty() {
-        turns.push(Transition::new(prompt, Vec::new(), Vec::new()));
+        turns.push(Transition::default());
     }
     if let Some(last) = turns.last_mut() {
+        last.metrics.retain(|name, _| !name.starts_with("stop/"));
         last.metrics.insert(reason.to_owned(), 1.0);
         last.episode_done = true;
     }
@@ -569,6 +571,7 @@ mod tests {
             (0, 10, 0, Ok(20)),
             (1, 90, 20, Ok(10)),
             (1, 99, 20, Err("stop/max_tokens")),
+            (1, 99, 49, Err("stop/max_tokens")),
             (1, 60, 45, Ok(5)),
             (1, 60, 49, Err("stop/max_sampled_tokens")),
             (3, 10, 0, Err("stop/max_turns")),

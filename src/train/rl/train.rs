@@ -306,6 +306,10 @@ impl Learner<'_> {
         timing.span("do_train_step_and_get_sampling_client", || {
             let mut metrics = figures(&rollouts);
             let (data, lesson) = self.prepare(&rollouts, timing)?;
+            if data.is_empty() {
+                ::log::warn!("batch {batch}: nothing was said; nothing to train on");
+                return Ok(metrics);
+            }
             metrics.merge(lesson.metrics.clone());
             let trained = timing.span("train_step", || self.substeps(&lesson))?;
             metrics.merge(trained.metrics);
@@ -441,9 +445,11 @@ impl Learner<'_> {
                 let ready = std::mem::take(&mut part);
                 if !ready.rollouts.is_empty() {
                     let (examples, lesson) = self.prepare(&ready.rollouts, timing)?;
-                    gradients.push(self.forward_backward(&lesson.data, lesson.kind)?);
-                    kind = lesson.kind;
-                    metrics.merge(lesson.metrics);
+                    if !examples.is_empty() {
+                        gradients.push(self.forward_backward(&lesson.data, lesson.kind)?);
+                        kind = lesson.kind;
+                        metrics.merge(lesson.metrics);
+                    }
                     data.extend(examples);
                     rollouts.extend(ready.rollouts);
                 }
@@ -465,7 +471,7 @@ impl Learner<'_> {
         run.folder()
             .write_rollouts(batch, "train", &rows("train", batch, &rollouts))?;
         if data.is_empty() {
-            return Ok(Row::new());
+            return Ok(figures);
         }
         figures.merge(metrics);
         let mut trained = Trained::default();

@@ -11,7 +11,7 @@ use tinker::local::LocalServer;
 use tinker::loss::{Objective, input, logprobs};
 use tinker::text::data::KlPenalty;
 use tinker::train::rl::{
-    Env, EnvBatches, EnvGroup, FailurePolicy, Grade, Limits, Observation, Problem, Rl,
+    Env, EnvBatches, EnvGroup, FailurePolicy, Grade, Limits, Mode, Observation, Problem, Rl,
     SelfDistillation, Step,
 };
 use tinker::train::{Batches, Dataset, Existing, Model, Run, RunReader, SoftTargets, Supervised};
@@ -314,6 +314,56 @@ fn limits_end_episodes() {
         Some(1.0)
     );
     assert_eq!(run.metrics[0].number("env/all/stop/max_turns"), Some(1.0));
+}
+
+/// Asks the same again and again, with prompts of these lengths.
+#[derive(Clone)]
+struct Asked(Vec<usize>);
+
+impl Env for Asked {
+    fn start(&mut self) -> anyhow::Result<Observation> {
+        Ok(Observation::new(ModelInput::from_ints(vec![66; self.0[0]])))
+    }
+
+    fn step(&mut self, _: &SampledSequence) -> anyhow::Result<Step> {
+        Ok(Step::next(self.start()?).with_metric("stop/tool_stopped", 1.0))
+    }
+}
+
+impl EnvGroup for Asked {
+    fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
+        let env = |length: &usize| Box::new(Self(vec![*length])) as Box<dyn Env>;
+        Ok(self.0.iter().map(env).collect())
+    }
+}
+
+/// What was not begun is no example, and a step has nothing to do where nothing was.
+#[test]
+fn episodes_without_room_to_begin_leave_nothing_to_train_on() {
+    for mode in [Mode::Sync, Mode::Stream { minibatches: 1 }] {
+        let run = trained(|service, run| {
+            let groups = [vec![9, 9], vec![2, 9]];
+            let group = |lengths| Arc::new(Asked(lengths)) as Arc<dyn EnvGroup>;
+            let mut limits = Limits::default();
+            (limits.max_turns, limits.max_trajectory_tokens) = (Some(1), Some(6));
+            let rl = Rl::new(model(service), 3)
+                .with_limits(limits)
+                .with_mode(mode);
+            rl.train(service, run, &EnvBatches::new(groups.map(group), 1))
+                .map(drop)
+        });
+        let (_root, run) = run.unwrap();
+        let second = &run.metrics[1];
+        assert_eq!(second.number("env/all/total_ob_tokens"), Some(2.0));
+        assert_eq!(second.number("env/all/stop/max_tokens"), Some(1.0));
+        assert_eq!(second.number("env/all/stop/max_turns"), Some(1.0));
+        let overruled = second.get("env/all/stop/tool_stopped");
+        assert!(overruled.is_none(), "an episode stops for one reason");
+        assert!(second.get("optim/entropy").is_some());
+        assert!(run.metrics[0].get("optim/entropy").is_none());
+        let first = &run.rollouts(0, "train")[0];
+        assert_eq!(first.number("final_ob_len"), Some(9.0));
+    }
 }
 
 #[test]
