@@ -14,7 +14,10 @@ use crate::train::fault;
 use crate::train::interrupt::Interrupt;
 use crate::train::row::Row;
 use crate::train::timing::Timing;
-use crate::types::{ModelInput, SampledSequence, SamplingParams};
+use crate::types::{ModelInput, SampledSequence, SamplingParams, StopReason};
+
+/// The metric of how many answers of an episode were cut off and went on all the same.
+const UNENDED: &str = "num_truncations_max_turn_tokens";
 
 /// What happens when an episode fails.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -331,7 +334,7 @@ impl Stage<'_> {
         let start = timing.span("env_initial_observation", || env.start());
         let mut next = Some(start.map_err(in_env)?);
         let mut turns: Vec<Transition> = Vec::new();
-        let mut sampled = 0;
+        let (mut sampled, mut unended) = (0, 0);
         let mut last = ModelInput::empty();
         while let Some(observation) = next.take() {
             if self.interrupt.is_set() || over.is_set() {
@@ -365,8 +368,13 @@ impl Stage<'_> {
             }
             check_reward(turn.reward)?;
             turn.episode_done = step.next.is_none();
+            let is_cut = answer.stop_reason == StopReason::Length;
+            unended += usize::from(is_cut && !turn.episode_done);
             next = step.next;
             turns.push(turn);
+        }
+        if let Some(turn) = turns.last_mut().filter(|_| unended > 0) {
+            turn.metrics.insert(UNENDED.to_owned(), unended as f64);
         }
         let mut trajectory = Trajectory::new(turns);
         trajectory.final_observation = last;

@@ -118,6 +118,9 @@ fn turns_are_one_episode() {
     assert_eq!(first.number("env/all/turns_per_episode"), Some(2.0));
     assert_eq!(first.number("env/all/total_episodes"), Some(6.0));
     assert_eq!(first.number("env/all/polite"), Some(1.0));
+    // An episode that goes on after an answer without an end says how many there were.
+    let unended = first.number("env/all/num_truncations_max_turn_tokens");
+    assert_eq!(unended, Some(1.0));
     assert!(
         first.get("env/talk/polite").is_none(),
         "a tag on every group shows nothing new"
