@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
@@ -93,6 +94,8 @@ pub(super) struct Played {
     pub(super) group: Option<TrajectoryGroup>,
     /// The kinds of failures on the way.
     pub(super) failures: Vec<&'static str>,
+    /// How long it took, its rewards included.
+    pub(super) time: Duration,
 }
 
 /// An episode to be played.
@@ -176,9 +179,16 @@ impl Stage<'_> {
         timing: &Timing,
         each: &mut impl FnMut(usize, Played) -> Result<()>,
     ) -> Result<()> {
+        let begun = Instant::now();
         let finish = |index: usize, tally: &mut Tally| {
-            timing.span("do_group_rollout_and_filter_constant_reward", || {
+            let failures = std::mem::take(&mut tally.failures);
+            let judged = timing.span("do_group_rollout_and_filter_constant_reward", || {
                 self.judge(&groups[index], tally, timing)
+            });
+            judged.map(|group| Played {
+                group,
+                failures,
+                time: begun.elapsed(),
             })
         };
         let mut left = 0;
@@ -248,14 +258,13 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Makes a group of its episodes.
+    /// Makes a group of its episodes; nothing if too many of them failed.
     fn judge(
         &self,
         builder: &Arc<dyn EnvGroup>,
         tally: &mut Tally,
         timing: &Timing,
-    ) -> Result<Played> {
-        let failures = std::mem::take(&mut tally.failures);
+    ) -> Result<Option<TrajectoryGroup>> {
         let wanted = tally.episodes.len();
         let episodes: Vec<Trajectory> = tally.episodes.drain(..).flatten().collect();
         let enough = match self.policy {
@@ -263,10 +272,7 @@ impl Stage<'_> {
             _ => wanted,
         };
         if tally.hopeless.is_some() || episodes.is_empty() || episodes.len() < enough {
-            return Ok(Played {
-                group: None,
-                failures,
-            });
+            return Ok(None);
         }
         let judge = builder.clone();
         let judged = timing.span("compute_group_rewards", || {
@@ -286,19 +292,13 @@ impl Stage<'_> {
             Err(error) if self.policy == FailurePolicy::FailFast => return Err(error),
             Err(error) => {
                 ::log::warn!("a group could not be judged: {error}");
-                return Ok(Played {
-                    group: None,
-                    failures,
-                });
+                return Ok(None);
             }
         };
         let mut group = TrajectoryGroup::new(episodes);
         group.final_rewards = grades.iter().map(|grade| grade.reward).collect();
         group.metrics = grades.into_iter().map(|grade| grade.metrics).collect();
-        Ok(Played {
-            group: Some(group),
-            failures,
-        })
+        Ok(Some(group))
     }
 
     /// A thread's work: episodes, one after the other.

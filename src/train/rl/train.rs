@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::env::{EnvDataset, EnvGroup};
 use super::ledger::Ledger;
@@ -109,6 +110,7 @@ pub(super) struct Rollout {
     teacher_prompt: Option<ModelInput>,
     /// The step of the weights it was played with.
     pub(super) sampler_step: usize,
+    time: Duration,
 }
 
 /// A run under way.
@@ -648,6 +650,7 @@ pub(super) fn rollout(
         dataset: builder.dataset(),
         teacher_prompt: builder.teacher_prompt(),
         sampler_step,
+        time: played.time,
     })
 }
 
@@ -656,6 +659,7 @@ fn count_only(played: &Played) -> Played {
     Played {
         group: played.group.as_ref().map(|_| TrajectoryGroup::default()),
         failures: played.failures.clone(),
+        time: played.time,
     }
 }
 
@@ -688,14 +692,25 @@ fn rows(split: &str, batch: usize, rollouts: &[Rollout]) -> Vec<Row> {
     summaries(split, batch, groups)
 }
 
-/// How old the weights were that groups were played with.
+/// How old the weights were that groups were played with, and how long that took.
 pub(super) fn sampler_steps(rollouts: &[Rollout]) -> Row {
     let steps = || rollouts.iter().map(|rollout| rollout.sampler_step);
-    let mean = steps().sum::<usize>() as f64 / rollouts.len().max(1) as f64;
+    let times = || rollouts.iter().map(|rollout| rollout.time);
+    let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
+    let count = rollouts.len().max(1) as f64;
     Row::new()
         .with("sampling_client/step_max", steps().max().unwrap_or(0))
         .with("sampling_client/step_min", steps().min().unwrap_or(0))
-        .with("sampling_client/step_mean", mean)
+        .with(
+            "sampling_client/step_mean",
+            steps().sum::<usize>() as f64 / count,
+        )
+        .with("time/sampling_time_max", seconds(times().max()))
+        .with("time/sampling_time_min", seconds(times().min()))
+        .with(
+            "time/sampling_time_mean",
+            seconds(Some(times().sum())) / count,
+        )
 }
 
 /// The log probability of every token of every example's whole sequence.

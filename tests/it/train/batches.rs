@@ -100,3 +100,21 @@ fn each_data_set_has_its_teacher_and_tests_are_played_apart() {
     assert_eq!(tested.len(), 8);
     assert_eq!(tested[0].text("split"), Some("eval/test"));
 }
+
+#[test]
+fn playing_while_training_says_how_long_it_took() {
+    let max_steps_off_policy = 1;
+    for mode in [
+        Mode::Stream { minibatches: 2 },
+        Mode::Async {
+            max_steps_off_policy,
+        },
+    ] {
+        let (_, run, _root) = train(|rl, _| rl.with_mode(mode));
+        let [least, mean, most] = ["min", "mean", "max"].map(|name| {
+            let name = format!("time/sampling_time_{name}");
+            run.metrics[0].number(&name).expect(&name)
+        });
+        assert!(0.0 < least && least <= mean && mean <= most, "{mode:?}");
+    }
+}
