@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::Result;
-use crate::text::data::{Conversation, Reader, RenderOptions, permutation};
+use crate::text::data::{Conversation, Reader, RenderOptions, shuffle, split};
 use crate::text::{Message, Renderer};
 use crate::types::Datum;
 
@@ -53,12 +53,11 @@ impl Conversations {
     }
 
     /// Shuffles them with seed 0 and sets the first `count` apart: `(train, test)`, as the Python
-    /// cookbook does.
-    pub fn split(self, count: usize) -> (Self, Self) {
-        let order = permutation(self.0.len(), 0);
-        let mut shuffled = order.into_iter().map(|index| self.0[index].clone());
-        let test: Vec<Conversation> = shuffled.by_ref().take(count).collect();
-        (Self(shuffled.collect()), Self(test))
+    /// cookbook does. Where there are no more than that, all are to train on.
+    pub fn split(mut self, count: usize) -> (Self, Self) {
+        shuffle(&mut self.0, 0);
+        let (train, test) = split(self.0, count);
+        (Self(train), Self(test))
     }
 
     /// Examples as the renderer lays them out. All answers of the assistant are trained on; each

@@ -75,6 +75,8 @@ fn a_bad_line_is_named() {
 fn the_test_split_is_that_of_the_cookbook() {
     let message = |n: usize| vec![tinker::text::Message::user(&n.to_string())];
     let all = Conversations::from((0..10).map(message).collect::<Vec<_>>());
+    let (train, test) = all.clone().split(10);
+    assert_eq!((train.len(), test.len()), (10, 0), "some must be left");
     let (train, test) = all.split(3);
     assert_eq!((train.len(), test.len()), (7, 3));
     assert!(
