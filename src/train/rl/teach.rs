@@ -102,6 +102,18 @@ pub(super) fn distill(
 }
 
 impl SelfDistillation {
+    /// Refuses settings that cannot go together.
+    pub(super) fn check(&self) -> Result<()> {
+        match (self.topk, self.reverse) {
+            (0, true) => Err(Error::invalid(
+                "topk",
+                "must be from 1 to 20 where the distance is reversed, got 0",
+            )),
+            (0, false) => Ok(()),
+            (topk, _) => check_k(topk),
+        }
+    }
+
     /// What is learned from examples, given the teacher's prompt of each.
     pub(super) fn lesson(
         &self,
@@ -138,7 +150,6 @@ impl SelfDistillation {
         forced: Vec<ModelInput>,
         mut metrics: Row,
     ) -> Result<Lesson> {
-        check_k(self.topk)?;
         let rows = likeliest(teacher, forced, self.topk)?;
         let (mut lessons, mut entropy, mut learned, mut said) = (Vec::new(), 0.0, 0, 0);
         for ((datum, prompt), rows) in data.iter().zip(prompts).zip(&rows) {
@@ -203,9 +214,11 @@ fn judged(
         }
         lessons.push(without_mask(datum.clone().with_advantages(advantages)));
     }
-    metrics.set("sdft/mean_advantage", (teacher_sum - own_sum) / count);
-    metrics.set("sdft/mean_teacher_lp", teacher_sum / count);
-    metrics.set("sdft/mean_student_lp", own_sum / count);
+    if count > 0.0 {
+        metrics.set("sdft/mean_advantage", (teacher_sum - own_sum) / count);
+        metrics.set("sdft/mean_teacher_lp", teacher_sum / count);
+        metrics.set("sdft/mean_student_lp", own_sum / count);
+    }
     Ok(Lesson {
         data: lessons,
         kind: LessonKind::Policy,

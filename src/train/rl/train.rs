@@ -43,6 +43,9 @@ impl Rl {
         data: &dyn EnvDataset,
     ) -> Result<Report> {
         let total = total_steps(data.batches(), 1, self.max_steps)?;
+        if let Some(distillation) = &self.self_distillation {
+            distillation.check()?;
+        }
         let config = self.config(run);
         let Some((last, place)) = run.open_loop(&config, data.batches(), total)? else {
             return run.end(Outcome::Completed);

@@ -528,6 +528,36 @@ fn a_model_comes_closer_to_itself_that_knows_more() {
 }
 
 #[test]
+fn what_no_teacher_can_judge_has_no_mean() {
+    let run = trained(|service, run| {
+        let mut distillation = SelfDistillation::default();
+        (distillation.topk, distillation.max_context) = (0, 1);
+        let rl = Rl::new(model(service), 4).with_self_distillation(distillation);
+        rl.train(service, run, &questions(service, 2)?).map(drop)
+    });
+    let (_root, run) = run.unwrap();
+    let cut = run.metrics[0].number("sdft/teacher_truncated_count");
+    assert_eq!(cut, Some(4.0));
+    assert!(run.metrics[0].get("sdft/mean_advantage").is_none());
+}
+
+#[test]
+fn settings_of_self_distillation_that_exclude_each_other_are_refused_before_it_begins() {
+    for (topk, reverse) in [(0, true), (21, false)] {
+        let run = trained(|service, run| {
+            let mut distillation = SelfDistillation::default();
+            (distillation.topk, distillation.reverse) = (topk, reverse);
+            let rl = Rl::new(model(service), 4).with_self_distillation(distillation);
+            let trained = rl.train(service, run, &questions(service, 2)?);
+            assert!(run.folder().read().is_err(), "nothing was begun");
+            trained.map(drop)
+        });
+        let error = run.unwrap_err().to_string();
+        assert!(error.contains("topk"), "{error}");
+    }
+}
+
+#[test]
 fn soft_targets_are_learned() {
     let run = trained(|service, run| {
         let name = local::base_model(service);
