@@ -183,7 +183,9 @@ fn preferences_rewards_and_teachers_are_learnt_from() {
         desk.run(&args)
     };
     train("dpo", "pairs.jsonl", &[]).ok();
-    write(&desk, "q.jsonl", &[json!({"prompt": "2+2", "answer": "4"})]);
+    // As Python reads it.
+    let question = r#"{"prompt": "1+1", "prompt": "2+2", "answer": "4", "seen": NaN}"#;
+    fs::write(desk.path().join("q.jsonl"), question).unwrap();
     let grader = "command=wc -c";
     train(
         "rl",

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tinker::text::Message;
 use tinker::text::data::KlPenalty;
+use tinker::text::{Json, Message};
 use tinker::train::rl::{Answer, EnvBatches, EnvDataset, EnvGroup, Grade, Problem, Rl};
 use tinker::train::{Report, SavePolicy};
 
@@ -133,7 +133,8 @@ fn groups(
         let number = line.number;
         let place = || format!("{}, line {number}", file.display());
         let line = line.text().with_context(place)?;
-        let question: Question = serde_json::from_str(&line).with_context(place)?;
+        let question = Json::parse(&line).and_then(Json::convert::<Question>);
+        let question = question.map_err(anyhow::Error::msg).with_context(place)?;
         let messages = match (&question.messages, &question.prompt) {
             (Some(messages), _) => messages.clone(),
             (None, Some(prompt)) => vec![Message::user(prompt)],
