@@ -67,7 +67,7 @@ impl<D: Dataset> Dataset for SoftTargets<D> {
             for (place, _) in weights
                 .iter()
                 .enumerate()
-                .filter(|(_, weight)| **weight != 0.0)
+                .filter(|(_, weight)| **weight > 0.0)
             {
                 targets.set(place, likeliest.row(place + skipped), i32::MAX);
             }

@@ -578,6 +578,12 @@ fn soft_targets_are_learned() {
             let error = soft.with_k(k).batch(0, 0).unwrap_err().to_string();
             assert!(error.contains("from 1 to 20"), "{k}: {error}");
         }
+        // A weight below 0 is none: what the teacher says instead would be learned.
+        let unlearned = data[0].clone().with_weights(vec![-1.0f32, 1.0]);
+        let soft = SoftTargets::new(Batches::new([unlearned], 1)?, teacher.clone());
+        let batch = soft.with_k(5).batch(0, 0)?;
+        let weights = batch[0].input("weights").unwrap().as_f32().unwrap();
+        assert_eq!(weights[..5], [0.0; 5]);
         let soft = SoftTargets::new(Batches::new(data, 4)?, teacher).with_k(5);
         let settings = Supervised::new(model(service))
             .with_learning_rate(5e-3)
