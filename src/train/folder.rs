@@ -188,7 +188,7 @@ impl RunFolder {
     }
 
     /// Writes the summaries of an iteration's rollouts, `iteration_%06d/<label>_rollout_summaries.jsonl`.
-    /// In the label, what does not belong in a file's name becomes `_`.
+    /// In the label, each stretch of what does not belong in a file's name becomes `_`.
     ///
     /// # Errors
     ///
@@ -363,11 +363,13 @@ fn is_of_iteration(name: &str) -> bool {
 }
 
 fn safe_label(label: &str) -> String {
-    let kept = |c: char| match c {
-        'A'..='Z' | 'a'..='z' | '0'..='9' | '_' | '.' | '-' => c,
-        _ => '_',
-    };
-    let safe: String = label.chars().map(kept).collect();
+    let is_safe = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    let letters: Vec<char> = label.chars().collect();
+    // However many letters in a row do not belong there, they become one.
+    let runs = letters.chunk_by(|one, next| !is_safe(one) && !is_safe(next));
+    let safe: String = runs
+        .map(|run| Some(run[0]).filter(is_safe).unwrap_or('_'))
+        .collect();
     match safe.trim_matches(['.', '_']) {
         "" => "unnamed".into(),
         safe => safe.into(),
@@ -475,6 +477,7 @@ mod tests {
         for (label, safe) in [
             ("train", "train"),
             ("a/b c", "a_b_c"),
+            ("a: b__c", "a_b__c"),
             ("..", "unnamed"),
             ("_x.", "x"),
         ] {
