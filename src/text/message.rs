@@ -475,6 +475,15 @@ pub(super) enum Content {
     Parts(Vec<Part>),
 }
 
+impl Part {
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(text) | Self::Thinking(text) => text.is_empty(),
+            Self::Image(_) => false,
+        }
+    }
+}
+
 impl Content {
     pub(super) fn into_parts(self) -> Vec<Part> {
         match self {

@@ -227,6 +227,27 @@ fn results_of_gpt_oss_name_their_call() {
     check(&two, unknown, &format!("functions.g {said}"));
 }
 
+/// What only the service's own renderers decide: answers as texts, as the tokenizers are cut down.
+#[test]
+fn the_services_own_variants_are_followed_where_things_are_odd() {
+    let rows = std::fs::read_to_string(format!("{FOLDER}/service_rows.jsonl")).unwrap();
+    for line in rows.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let text = |key: &str| row[key].as_str().unwrap();
+        let (name, file) = (text("renderer"), text("tokenizer"));
+        if let Some(messages) = row.get("conversation") {
+            let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
+            assert_eq!(prompt(name, file, &messages), text("prompt"), "{line}");
+            continue;
+        }
+        let renderer = Renderer::named(name, &tokenizer(file)).unwrap();
+        let ids = renderer.tokenizer().encode_plain(text("answer")).unwrap();
+        let parsed = renderer.parse(&ids);
+        parsed_alike(&renderer, &ids, parsed, &row)
+            .unwrap_or_else(|problem| panic!("{line}: {problem}"));
+    }
+}
+
 #[test]
 fn a_later_message_changes_no_call() {
     let call = ToolCall::new("f", "{\"a\":\"ü\"}").with_id("1");

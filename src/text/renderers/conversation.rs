@@ -2,7 +2,7 @@
 
 use super::super::data::Example;
 use super::super::json::Json;
-use super::super::message::{Message, Turn};
+use super::super::message::{Content, Message, Turn};
 use super::TrainOnWhat;
 use super::layout::{Codec, Family, Layout, Split, check_flags};
 use crate::error::{Error, Result};
@@ -118,6 +118,7 @@ impl<'a> Conversation<'a> {
             .enumerate()
             .map(read)
             .collect::<Result<_>>()?;
+        let turns = self.family.gather(turns);
         if self.tools.is_empty() {
             return Ok(turns);
         }
@@ -136,6 +137,38 @@ impl<'a> Conversation<'a> {
         turns.extend(rest);
         Ok(turns)
     }
+}
+
+/// Messages as the service's own renderers see them, which read a conversation part by part: one
+/// without parts is none.
+pub(super) fn by_parts(turns: Vec<Turn>) -> Vec<Turn> {
+    let says = |turn: &Turn| {
+        let silent = matches!(&turn.content, Content::Parts(parts) if parts.is_empty());
+        !silent || !turn.calls.is_empty() || turn.tokens.is_some()
+    };
+    turns.into_iter().filter(says).collect()
+}
+
+/// The same, where texts next to each other of one who asks are one text.
+pub(super) fn by_role(turns: Vec<Turn>) -> Vec<Turn> {
+    let mut out: Vec<Turn> = Vec::with_capacity(turns.len());
+    for mut turn in by_parts(turns) {
+        let content = &turn.content;
+        if !turn.is("assistant") && !content.has_image() && !content.has_thinking_part() {
+            turn.content = Content::Text(content.text());
+        }
+        let asks = turn.is("user") || turn.is("system");
+        if let Some(last) = out.last_mut()
+            && asks
+            && (&last.role, last.trainable) == (&turn.role, turn.trainable)
+            && let (Content::Text(said), Content::Text(more)) = (&mut last.content, &turn.content)
+        {
+            said.push_str(more);
+            continue;
+        }
+        out.push(turn);
+    }
+    out
 }
 
 /// Only messages of the assistant are trained on, whatever others say.

@@ -8,8 +8,9 @@ use super::super::json::{Json, Style};
 use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
+use super::conversation::by_parts;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, strict_json, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -62,7 +63,13 @@ impl DeepSeekV3 {
             (Content::Text(text), _) => text.clone(),
             (Content::Parts(parts), _) => joined(parts, strip)?,
         };
-        let mut header = match after_tool && self.is_v31() {
+        // Before V3.1 the prompt has the role, and history does not.
+        let goes_on = match self.model {
+            Model::V31 | Model::V31Thinking => true,
+            Model::V30 => !place.as_produced,
+            Model::R1 => history || !place.as_produced,
+        };
+        let mut header = match after_tool && goes_on {
             true => String::new(),
             false => ASSISTANT.to_owned(),
         };
@@ -158,6 +165,13 @@ impl Family for DeepSeekV3 {
         Ok(vec![Piece::fixed("<｜begin▁of▁sentence｜>")])
     }
 
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        match self.is_v31() {
+            true => turns,
+            false => by_parts(turns),
+        }
+    }
+
     fn survey(&self, turns: &[Turn]) -> usize {
         let late = |turn: &Turn| turn.is("system");
         let odd = |turn: &Turn| {
@@ -169,8 +183,11 @@ impl Family for DeepSeekV3 {
         }
     }
 
-    /// All system messages stand at the start, without a role.
+    /// All system messages stand at the start, without a role; before V3.1, where they were said.
     fn prepare(&self, turns: Vec<Turn>, survey: usize) -> Result<(Vec<Turn>, usize)> {
+        if !self.is_v31() {
+            return Ok((turns, survey));
+        }
         let (systems, mut turns): (Vec<Turn>, Vec<Turn>) =
             turns.into_iter().partition(|turn| turn.is("system"));
         let mut systems = systems.into_iter();
@@ -189,7 +206,7 @@ impl Family for DeepSeekV3 {
     /// A system message that comes late is moved before what was said before it.
     fn split(&self, turns: &[Turn]) -> Split {
         let late = turns.iter().skip(1).any(|turn| turn.is("system"));
-        match late || !self.facts().extends {
+        match (late && self.is_v31()) || !self.facts().extends {
             true => Split::Messages,
             false => Split::Whole,
         }
@@ -273,11 +290,21 @@ impl Family for DeepSeekV3 {
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }
-        let mut reply = Reply::text("");
-        reply.take(read_calls(&text, !self.is_v31()));
         if !self.is_v31() {
-            reply = reply.with_ids();
+            let last = tokens.last() == Some(&codec.token(END)?);
+            return Ok(match self.read_vendor(&text).filter(|_| last) {
+                Some(reply) => reply.with_ids().ended(Termination::StopSequence),
+                None => Reply::text(text).ended(Termination::Malformed),
+            });
         }
+        let mut reply = Reply::text("");
+        let section = text
+            .split_once(CALLS.0)
+            .and_then(|(_, rest)| rest.split_once(CALLS.1));
+        reply.take(read_calls(
+            section.map_or("", |(section, _)| section),
+            false,
+        ));
         let open = [CALLS, CALL]
             .iter()
             .find_map(|(open, close)| unterminated(&text, open, close));
@@ -291,6 +318,63 @@ impl Family for DeepSeekV3 {
             None => Content::Text(text),
         };
         Ok(reply.ended(Termination::StopSequence))
+    }
+}
+
+impl DeepSeekV3 {
+    /// What the service's own renderers make of an answer before V3.1: calls in sections, of which
+    /// the last may be cut off, and texts as they stand between them. V3 thinks in a block that
+    /// begins the answer; R1's prompt has opened one.
+    fn read_vendor(&self, text: &str) -> Option<Reply> {
+        let mut reply = Reply::text("");
+        let mut parts = Vec::new();
+        let mut rest = text;
+        if self.model == Model::V30
+            && let Some(block) = text.strip_prefix("<think>")
+        {
+            let (thinking, said) = block.split_once("</think>")?;
+            parts.push(Said::Thinking(thinking.to_owned()));
+            rest = said;
+        }
+        let mut thinks = self.model == Model::R1 && text.contains("</think>");
+        for (index, piece) in rest.split(CALLS.0).enumerate() {
+            let mut said = piece;
+            if index > 0 {
+                let (section, after) = piece.split_once(CALLS.1).unwrap_or((piece, ""));
+                reply.take(read_calls(section, true));
+                reply.unparsed.extend(unterminated(section, CALL.0, CALL.1));
+                said = after;
+            }
+            match self.model {
+                Model::R1 => thinks = toggled(said, thinks, &mut parts),
+                _ => parts.push(Said::Text(said.to_owned())),
+            }
+        }
+        reply.content = Reply::parts(parts).content;
+        Some(reply)
+    }
+}
+
+/// Adds a text whose tags say what is thinking from there on; gives back whether its end is.
+fn toggled(text: &str, mut thinks: bool, parts: &mut Vec<Said>) -> bool {
+    let opens = text.contains("</think>");
+    let mut rest = text;
+    loop {
+        let next = ["<think>", "</think>"]
+            .into_iter()
+            .filter_map(|tag| Some((rest.find(tag)?, tag)));
+        let (end, tag) = next.min().unwrap_or((rest.len(), ""));
+        if end > 0 {
+            parts.push(match thinks {
+                true => Said::Thinking(rest[..end].to_owned()),
+                false => Said::Text(rest[..end].to_owned()),
+            });
+        }
+        if tag.is_empty() {
+            return thinks;
+        }
+        thinks = tag == "<think>" && (thinks || opens);
+        rest = &rest[end + tag.len()..];
     }
 }
 
@@ -334,13 +418,10 @@ fn without_blocks(text: &str) -> String {
     out + rest
 }
 
-/// The calls of the first whole section; those before V3.1 have a kind, and a fence around their
+/// The calls of a section; those before V3.1 have a kind, and a fence around their
 /// arguments.
-fn read_calls(text: &str, fenced: bool) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>> {
-    let section = text
-        .split_once(CALLS.0)
-        .and_then(|(_, rest)| rest.split_once(CALLS.1));
-    let mut rest = section.map_or("", |(section, _)| section);
+fn read_calls(section: &str, fenced: bool) -> Vec<std::result::Result<ToolCall, UnparsedToolCall>> {
+    let mut rest = section;
     let mut calls = Vec::new();
     while let Some(start) = rest.find(CALL.0) {
         let after = &rest[start + CALL.0.len()..];
@@ -381,7 +462,7 @@ fn fenced_call(kind: &str, call: &str) -> std::result::Result<ToolCall, String> 
     let fenced = call.split_once("\n```json\n");
     let fenced = fenced.and_then(|(name, rest)| Some((name, rest.strip_suffix("\n```")?)));
     let (name, arguments) = fenced.ok_or("The arguments are not inside a ```json fence")?;
-    let arguments = Json::parse(arguments).map_err(|error| format!("Invalid JSON: {error}"))?;
+    let arguments = strict_json(arguments).map_err(|error| format!("Invalid JSON: {error}"))?;
     match arguments.as_object() {
         Some(_) => Ok(ToolCall::new(name, arguments.dump(Style::ASCII))),
         None => Err("The arguments are not a JSON object".to_owned()),

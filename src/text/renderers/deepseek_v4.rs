@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 
 use super::super::json::{Json, Style, set};
-use super::super::message::{Content, ToolCall, Turn, UnparsedToolCall};
+use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
+use super::conversation::by_role;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, after_last_user};
-use super::reply::{Reply, strict_value_or_text, think_blocks, unterminated, until_stop};
+use super::reply::{
+    Reply, UNTERMINATED, inside, strict_value_or_text, think_blocks, unterminated, until_stop,
+};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -45,14 +48,19 @@ fn is_user(turn: &Turn) -> bool {
     turn.is("user") || turn.is("tool")
 }
 
-/// How many messages there are up to the last turn of the user; a later system message is one.
-fn after_user_turn(turns: &[Turn]) -> usize {
-    let is_turn = |(index, turn): (usize, &Turn)| is_user(turn) || (turn.is("system") && index > 0);
-    let last = turns.iter().enumerate().rposition(is_turn);
-    last.map_or(0, |last| last + 1)
-}
-
 impl DeepSeekV4 {
+    /// Whether the model answers this message: one of the user, and to V4.1 a later system message.
+    fn is_asked(&self, (index, turn): (usize, &Turn)) -> bool {
+        is_user(turn) || (self.v41 && turn.is("system") && index > 0)
+    }
+
+    /// How many messages there are up to the last one that is answered.
+    fn after_asked(&self, turns: &[Turn]) -> usize {
+        let asked = |place: (usize, &Turn)| self.is_asked(place);
+        let last = turns.iter().enumerate().rposition(asked);
+        last.map_or(0, |last| last + 1)
+    }
+
     fn gap(&self) -> &'static str {
         if self.v41 { " " } else { "" }
     }
@@ -89,9 +97,10 @@ impl DeepSeekV4 {
             0 => self.opening("assistant"),
             _ => String::new(),
         };
+        let before = place.index.wrapping_sub(1);
         let answers = place
             .previous()
-            .is_some_and(|turn| is_user(turn) || (turn.is("system") && place.index > 1));
+            .is_some_and(|turn| self.is_asked((before, turn)));
         let block = match self.keeps_reasoning(place) {
             true => "<think>",
             false => "</think>",
@@ -155,12 +164,19 @@ impl Family for DeepSeekV4 {
         Ok(vec![Piece::fixed("<｜begin▁of▁sentence｜>")])
     }
 
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        match self.v41 {
+            true => turns,
+            false => by_role(turns),
+        }
+    }
+
     fn prepare(&self, mut turns: Vec<Turn>, _: usize) -> Result<(Vec<Turn>, usize)> {
         let declared = turns.iter().any(|turn| turn.is(DECLARED));
         fold_declarations(&mut turns)?;
         join_user_turns(&mut turns, self.v41)?;
         let mark = match self.strips_history && !declared {
-            true => after_user_turn(&turns),
+            true => self.after_asked(&turns),
             false => 0,
         };
         Ok((turns, mark))
@@ -169,7 +185,7 @@ impl Family for DeepSeekV4 {
     fn mark_before(&self, before: &[Turn], mark: usize) -> usize {
         match mark {
             0 => 0,
-            _ => after_user_turn(before),
+            _ => self.after_asked(before),
         }
     }
 
@@ -177,7 +193,7 @@ impl Family for DeepSeekV4 {
         let later = turns
             .iter()
             .enumerate()
-            .rposition(|(i, t)| t.is("system") && i > 0);
+            .rposition(|(i, t)| self.v41 && t.is("system") && i > 0);
         after_last_user(turns).max(later.map_or(0, |index| index + 1))
     }
 
@@ -242,12 +258,15 @@ impl Family for DeepSeekV4 {
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
         let (text, stop) = until_stop(codec, tokens, &[END])?;
-        if stop.is_none() {
-            return Ok(Reply::text(text).ended(Termination::Malformed));
+        if self.v41 && stop.is_some() {
+            return Ok(self.read(&text).ended(Termination::StopSequence));
         }
-        let reply = self.read(&text);
-        let reply = if self.v41 { reply } else { reply.with_ids() };
-        Ok(reply.ended(Termination::StopSequence))
+        let last = tokens.last() == Some(&codec.token(END)?);
+        let reply = self.read_vendor(&text).filter(|_| !self.v41 && last);
+        Ok(match reply {
+            Some(reply) => reply.with_ids().ended(Termination::StopSequence),
+            None => Reply::text(text).ended(Termination::Malformed),
+        })
     }
 }
 
@@ -285,6 +304,48 @@ impl DeepSeekV4 {
         reply
     }
 
+    /// What the service's own renderer makes of an answer to V4's prompt: who is to think does so
+    /// to the end of the block, without which there is no answer, and what stands before calls
+    /// is trimmed where they are not as the model was trained to write them. Of calls that are cut
+    /// off, those are read that are whole.
+    fn read_vendor(&self, text: &str) -> Option<Reply> {
+        let (thinking, said) = match self.thinking {
+            true => text.split_once("</think>")?,
+            false => ("", text),
+        };
+        let mut thinking = inside(thinking, "<think>", "");
+        let mut reply = Reply::text("");
+        let mut said = said;
+        let tag = self.calls_tag();
+        if let Some((before, rest)) = said.split_once(format!("<{tag}>").as_str()) {
+            let block = &said[before.len()..];
+            (thinking, said) = match before.strip_suffix("\n\n") {
+                Some(said) if block.ends_with(&format!("</{tag}>")) => (thinking, said),
+                _ => (thinking.trim(), before.trim()),
+            };
+            match rest.split_once(format!("</{tag}>").as_str()) {
+                Some((inner, _)) => reply.take(self.read_calls(inner, block)),
+                None => {
+                    let close = format!("</｜DSML｜{}invoke>", self.gap());
+                    let whole = rest.rfind(&close).map_or(0, |start| start + close.len());
+                    if whole > 0 {
+                        reply.take(self.read_calls(&rest[..whole], block));
+                    }
+                    reply.unparsed.push(UnparsedToolCall {
+                        raw_text: rest[whole..].to_owned(),
+                        error: format!("{UNTERMINATED}: '<{tag}>' is not closed"),
+                    });
+                }
+            }
+        }
+        let content = Reply::parts([
+            Said::Thinking(thinking.to_owned()),
+            Said::Text(said.to_owned()),
+        ]);
+        reply.content = content.content;
+        Some(reply)
+    }
+
     fn read_calls(
         &self,
         inner: &str,
@@ -297,8 +358,9 @@ impl DeepSeekV4 {
         let mut between = String::new();
         let mut rest = inner;
         while let Some(start) = rest.find(&open) {
+            let end = if self.v41 { "\">\n" } else { "\">" };
             let found = rest[start + open.len()..]
-                .split_once("\">\n")
+                .split_once(end)
                 .and_then(|(name, body)| Some((name, body.split_once(close.as_str())?)));
             let Some((name, (body, next))) = found else {
                 break;
@@ -352,7 +414,7 @@ impl DeepSeekV4 {
             if key.strip().is_empty() {
                 return Err("empty parameter name".to_owned());
             }
-            if arguments.iter().any(|(name, _)| name == key) {
+            if self.v41 && arguments.iter().any(|(name, _)| name == key) {
                 return Err(format!("duplicate parameter '{key}'"));
             }
             let value = match (string, self.v41) {

@@ -4,9 +4,10 @@ use super::super::json::{Json, Style, set};
 use super::super::letters::is_word;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
+use super::conversation::by_role;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
 use super::reply::{
-    Reply, content_blocks, inside, json_call, strict_value_or_text, until_stop, value_or_text,
+    Reply, content_blocks, first_stop, inside, json_call, strict_json, until_stop, value_or_text,
 };
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
@@ -144,6 +145,13 @@ impl Family for Glm {
         Ok(vec![Piece::fixed(text)])
     }
 
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        match self.vendor {
+            true => by_role(turns),
+            false => turns,
+        }
+    }
+
     fn survey(&self, turns: &[Turn]) -> usize {
         match turns.iter().any(|turn| turn.trainable.is_some()) {
             true => FLAGGED,
@@ -248,7 +256,7 @@ impl Family for Glm {
             reply.content = Content::Parts(parts);
             let (json, other): (Vec<_>, Vec<_>) = calls
                 .iter()
-                .map(|call| json_call(call))
+                .map(|call| json_call(call, Json::parse))
                 .partition(Result::is_ok);
             reply.take(json);
             let other = other.into_iter().filter_map(std::result::Result::err);
@@ -262,9 +270,9 @@ impl Family for Glm {
 /// thinking, also where the answer was cut off in it, and all after it that is no whole call is
 /// one text.
 fn read_vendor(codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
-    let (text, stop) = until_stop(codec, tokens, &[END, USER, OBSERVATION])?;
+    let (text, stop, _) = first_stop(codec, tokens, &[END, USER, OBSERVATION])?;
     let (thinking, said) = text.split_once("</think>").unwrap_or((&text, ""));
-    let thinking = inside(thinking, "<think>", "").strip();
+    let thinking = inside(thinking, "<think>", "").trim();
     let mut parts = Vec::new();
     if !thinking.is_empty() {
         parts.push(Said::Thinking(thinking.to_owned()));
@@ -450,13 +458,23 @@ fn whole_call(text: &str) -> Option<(ToolCall, &str)> {
         set(
             &mut arguments,
             key.trim().to_owned(),
-            strict_value_or_text(value),
+            value_of_64_bits(value),
         );
         rest = after.trim_start();
     }
     let after = rest.strip_prefix(CLOSE).filter(|_| !name.is_empty())?;
     let arguments = Json::Object(arguments).dump(Style::ASCII);
     Some((ToolCall::new(name, arguments), after))
+}
+
+/// A value as the service's own variants read it: a whole number of more bits is text, unless it
+/// is inside of others.
+fn value_of_64_bits(text: &str) -> Json {
+    match strict_json(text) {
+        Ok(Json::Float(_)) if !text.contains(['.', 'e', 'E']) => Json::from(text),
+        Ok(value) => value,
+        Err(_) => Json::from(text),
+    }
 }
 
 /// What is before the first whole pair, its key and value, and what is after it.

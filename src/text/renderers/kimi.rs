@@ -5,9 +5,10 @@ use super::super::json::{Json, Style};
 use super::super::letters::is_digit;
 use super::super::message::{Content, Part as Said, ToolCall, Turn, UnparsedToolCall};
 use super::super::space::Strip;
+use super::conversation::by_role;
 use super::kimi_tools::typescript;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, think_blocks, unterminated, until_stop};
+use super::reply::{Reply, inside, own_id, strict_json, think_blocks, unterminated, until_stop};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -44,6 +45,11 @@ pub(super) fn named(name: &str) -> Option<Box<dyn Family>> {
 impl Kimi {
     fn is_k2(&self) -> bool {
         self.opening.is_empty()
+    }
+
+    /// Only the service has a K2 that keeps its thinking.
+    fn is_vendor(&self) -> bool {
+        self.is_k2() && !self.strips_history
     }
 
     fn assistant(&self, turn: &Turn, place: &Place<'_>) -> String {
@@ -104,6 +110,13 @@ impl Family for Kimi {
         Facts {
             disables_thinking: self.opening == "<think></think>",
             ..Facts::ending(&[END])
+        }
+    }
+
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        match self.is_vendor() {
+            true => by_role(turns),
+            false => turns,
         }
     }
 
@@ -188,6 +201,9 @@ impl Family for Kimi {
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }
+        if self.is_vendor() {
+            return Ok(read_vendor(&text).ended(Termination::StopSequence));
+        }
         let mut reply = Reply::text("");
         let mut said = text.as_str();
         if let Some((before, section)) = section(&text) {
@@ -204,6 +220,60 @@ impl Family for Kimi {
             None => Content::Text(said.to_owned()),
         };
         Ok(reply.ended(Termination::StopSequence))
+    }
+}
+
+/// What the service's own variant makes of an answer: all before the end of the block is
+/// thinking, also where there is none, and calls are whole or none.
+fn read_vendor(text: &str) -> Reply {
+    let (thinking, said) = text.split_once("</think>").unwrap_or((text, ""));
+    let thinking = inside(thinking, "<think>", "");
+    let (said, section) = match said.split_once(SECTION.0) {
+        Some((said, section)) => (said, Some(section)),
+        None => (said, None),
+    };
+    let mut reply = Reply::parts([
+        Said::Thinking(thinking.to_owned()),
+        Said::Text(said.to_owned()),
+    ]);
+    match section.map_or(Ok(Vec::new()), strict_calls) {
+        Ok(calls) => reply.calls = calls,
+        Err(error) => reply.unparsed.push(UnparsedToolCall {
+            raw_text: format!("{}{}", SECTION.0, section.unwrap_or_default()),
+            error,
+        }),
+    }
+    reply
+}
+
+/// The calls of a section, to whose end there is nothing else.
+fn strict_calls(section: &str) -> std::result::Result<Vec<ToolCall>, String> {
+    let mut calls = Vec::new();
+    let mut rest = section;
+    while let Some(call) = rest.strip_prefix(CALL.0) {
+        let whole = call.split_once(ARGUMENTS).and_then(|(id, inner)| {
+            let (arguments, next) = inner.split_once(CALL.1)?;
+            Some((id, arguments, next))
+        });
+        let (id, arguments, next) = whole.ok_or("a call without arguments or end")?;
+        let arguments = strict_json(arguments).map_err(|error| format!("Invalid JSON: {error}"))?;
+        if arguments.as_object().is_none() {
+            return Err("The arguments are not a JSON object".to_owned());
+        }
+        let named = id
+            .strip_prefix("functions.")
+            .and_then(|id| id.split_once(':'));
+        let name = named.map_or(id, |(name, _)| name);
+        let id = match id {
+            "" => own_id("", calls.len()),
+            id => id.to_owned(),
+        };
+        calls.push(ToolCall::new(name, arguments.dump(Style::ASCII)).with_id(id));
+        rest = next;
+    }
+    match rest == SECTION.1 {
+        true => Ok(calls),
+        false => Err("something else than calls in the section".to_owned()),
     }
 }
 

@@ -36,6 +36,11 @@ pub(super) trait Family: Send + Sync {
         0
     }
 
+    /// The messages as the family counts them, before all else.
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        turns
+    }
+
     /// Changes that concern all messages, done once before any is laid out. The second value is
     /// handed to [`Place::mark`].
     fn prepare(&self, turns: Vec<Turn>, survey: usize) -> Result<(Vec<Turn>, usize)> {

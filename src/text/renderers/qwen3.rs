@@ -4,11 +4,16 @@
 //! other scripts stay themselves in JSON, a run of tool results shares one user block, and calls
 //! stand on a line of their own only after text.
 
+use std::borrow::Cow;
+
 use super::super::json::{Json, Style};
 use super::super::message::{Content, Part as Said, ToolCall, Turn};
 use super::super::space::Strip;
+use super::conversation::by_role;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, Split};
-use super::reply::{Reply, content_blocks, json_call, unterminated, until_stop};
+use super::reply::{
+    ReadJson, Reply, content_blocks, json_call, strict_json, unterminated, until_stop,
+};
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
 
@@ -105,6 +110,13 @@ impl Family for Qwen3 {
         }
     }
 
+    fn gather(&self, turns: Vec<Turn>) -> Vec<Turn> {
+        match self.thinking == Thinking::Preserved {
+            true => by_role(turns),
+            false => turns,
+        }
+    }
+
     fn render(&self, turn: &Turn, place: &Place<'_>) -> Result<Rendered> {
         let no_user = place.last_user().is_none();
         if self.thinking == Thinking::Disabled
@@ -197,12 +209,13 @@ impl Family for Qwen3 {
         }
         let end = codec.token(END)?;
         let (text, stop) = until_stop(codec, tokens, &[END])?;
-        if stop.is_none() || tokens.last() != Some(&end) {
+        let whole = stop.is_some() && tokens.last() == Some(&end);
+        let Some(closed) = closed(&text).filter(|_| whole) else {
             return Ok(Reply::text(text).ended(Termination::Malformed));
-        }
-        let mut reply = blocks(&text, true).with_ids();
+        };
+        let mut reply = blocks(&closed, true, strict_json).with_ids();
         if let Content::Parts(parts) = &mut reply.content {
-            parts.retain(|part| !matches!(part, Said::Text(text) if text.is_empty()));
+            parts.retain(|part| !part.is_empty());
         }
         Ok(reply.ended(Termination::StopSequence))
     }
@@ -399,18 +412,39 @@ fn read(codec: &Codec, tokens: &[i32], unframes: bool) -> Result<Parsed> {
     if stop.is_none() {
         return Ok(Reply::text(text).ended(Termination::Malformed));
     }
-    Ok(blocks(&text, unframes).ended(Termination::StopSequence))
+    Ok(blocks(&text, unframes, Json::parse).ended(Termination::StopSequence))
+}
+
+/// The answer as the service's own renderer takes it: its blocks stand one after the other, and
+/// thinking may go on to the end. `None` if a tag does not fit.
+fn closed(text: &str) -> Option<Cow<'_, str>> {
+    const TAGS: [&str; 4] = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let mut open = None;
+    for (at, _) in text.match_indices('<') {
+        let Some(tag) = TAGS.iter().position(|tag| text[at..].starts_with(tag)) else {
+            continue;
+        };
+        open = match (open, tag) {
+            (None, 0 | 2) => Some(tag),
+            (Some(opening), _) if tag == opening + 1 => None,
+            _ => return None,
+        };
+    }
+    Some(match open {
+        Some(0) => Cow::Owned(format!("{text}{}", TAGS[1])),
+        _ => Cow::Borrowed(text),
+    })
 }
 
 /// Thinking and JSON calls of a whole answer.
-pub(super) fn blocks(text: &str, unframes: bool) -> Reply {
+pub(super) fn blocks(text: &str, unframes: bool, json: ReadJson) -> Reply {
     let mut reply = Reply::text(text);
     if let Some((parts, calls)) = content_blocks(text) {
         reply.content = Content::Parts(match unframes {
             true => unframed(parts),
             false => parts,
         });
-        reply.take(calls.iter().map(|call| json_call(call)).collect());
+        reply.take(calls.iter().map(|call| json_call(call, json)).collect());
     }
     reply
         .unparsed

@@ -257,7 +257,7 @@ pub(super) fn read(
     if stop.is_none() {
         return Ok(Reply::text(text).ended(Termination::Malformed));
     }
-    let mut reply = blocks(&text, true);
+    let mut reply = blocks(&text, true, Json::parse);
     if let Content::Parts(parts) = &mut reply.content {
         separate(parts);
         // The cookbook looks no further than the first text after thinking.

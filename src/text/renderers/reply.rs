@@ -24,6 +24,20 @@ impl Reply {
         }
     }
 
+    /// The parts of an answer that say something; one text is the whole content.
+    pub(super) fn parts(parts: impl IntoIterator<Item = Part>) -> Self {
+        let says = |part: &Part| !part.is_empty();
+        let mut parts: Vec<Part> = parts.into_iter().filter(says).collect();
+        let content = match parts.as_mut_slice() {
+            [Part::Text(text)] => Content::Text(std::mem::take(text)),
+            _ => Content::Parts(parts),
+        };
+        Self {
+            content,
+            ..Self::text("")
+        }
+    }
+
     pub(super) fn ended(self, termination: Termination) -> Parsed {
         let message = match self.content {
             Content::Text(text) => Message::assistant(&text),
@@ -53,7 +67,7 @@ impl Reply {
     /// Names calls as the service's own renderers do.
     pub(super) fn with_ids(mut self) -> Self {
         for (index, call) in self.calls.iter_mut().enumerate() {
-            call.id = Some(format!("functions.{}:{index}", call.name));
+            call.id = Some(own_id(&call.name, index));
         }
         self
     }
@@ -67,6 +81,12 @@ impl Reply {
             }
         }
     }
+}
+
+/// The id of a call that has none.
+pub(super) fn own_id(name: &str, index: usize) -> String {
+    let name = if name.is_empty() { "unknown" } else { name };
+    format!("functions.{name}:{index}")
 }
 
 fn json_part(kind: &str, text: String) -> Json {
@@ -86,18 +106,12 @@ pub(super) fn until_stop(
     tokens: &[i32],
     stops: &[&str],
 ) -> Result<(String, Option<usize>)> {
-    let mut ids = Vec::new();
+    let (text, stop, after) = first_stop(codec, tokens, stops)?;
+    let mut more = 0;
     for stop in stops {
-        ids.push(codec.token(stop)?);
+        let stop = codec.token(stop)?;
+        more += after.iter().filter(|token| **token == stop).count();
     }
-    let mut found = tokens
-        .iter()
-        .enumerate()
-        .filter(|(_, token)| ids.contains(token));
-    let Some((end, token)) = found.next() else {
-        return Ok((codec.decode(tokens)?, None));
-    };
-    let more = found.count();
     if more > 0 {
         let problem = format!(
             "{} stop tokens, not one: sample with the renderer's stop",
@@ -105,8 +119,28 @@ pub(super) fn until_stop(
         );
         return Err(Error::invalid("tokens", problem));
     }
-    let which = ids.iter().position(|id| id == token);
-    Ok((codec.decode(&tokens[..end])?, which))
+    Ok((text, stop))
+}
+
+/// The text before the first stop token, which one it is, and the tokens after it.
+pub(super) fn first_stop<'a>(
+    codec: &Codec,
+    tokens: &'a [i32],
+    stops: &[&str],
+) -> Result<(String, Option<usize>, &'a [i32])> {
+    let stops: Vec<i32> = stops
+        .iter()
+        .map(|stop| codec.token(stop))
+        .collect::<Result<_>>()?;
+    let which = |token: &i32| stops.iter().position(|stop| stop == token);
+    match tokens.iter().position(|token| which(token).is_some()) {
+        Some(end) => Ok((
+            codec.decode(&tokens[..end])?,
+            which(&tokens[end]),
+            &tokens[end + 1..],
+        )),
+        None => Ok((codec.decode(tokens)?, None, &[])),
+    }
 }
 
 /// The tokens with a prompt's last words before them, where the model goes on from these.
@@ -179,14 +213,20 @@ fn first_of(text: &str, kinds: &[(&str, &str)], ends: &[bool]) -> Option<(usize,
     })
 }
 
+/// Reads JSON, as Python does ([`Json::parse`]) or as the service's own renderers do.
+pub(super) type ReadJson = fn(&str) -> std::result::Result<Json, String>;
+
 /// A call as JSON between `<tool_call>` tags.
-pub(super) fn json_call(block: &str) -> std::result::Result<ToolCall, UnparsedToolCall> {
+pub(super) fn json_call(
+    block: &str,
+    json: ReadJson,
+) -> std::result::Result<ToolCall, UnparsedToolCall> {
     let fail = |error: String| UnparsedToolCall {
         raw_text: block.to_owned(),
         error,
     };
     let inner = inside(block, "<tool_call>", "</tool_call>").strip();
-    let call = Json::parse(inner).map_err(|error| fail(format!("Invalid JSON: {error}")))?;
+    let call = json(inner).map_err(|error| fail(format!("Invalid JSON: {error}")))?;
     if call.as_object().is_none() {
         return Err(fail("Tool call is not a JSON object".to_owned()));
     }
@@ -227,6 +267,11 @@ pub(super) fn unterminated(text: &str, open: &str, close: &str) -> Option<Unpars
 /// Text that is a JSON value, or else the text.
 pub(super) fn value_or_text(text: &str) -> Json {
     Json::parse(text).unwrap_or_else(|_| Json::from(text))
+}
+
+/// A value as the service's own renderers read it, whose whole numbers have 64 bits.
+pub(super) fn strict_json(text: &str) -> std::result::Result<Json, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 /// The same as the service's own renderers read it: `NaN`, numbers no float holds and halves of

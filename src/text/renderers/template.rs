@@ -351,7 +351,7 @@ impl Template {
         if stop.is_none() {
             return Ok(Reply::text(text).ended(Termination::Malformed));
         }
-        let mut reply = blocks(&text, true);
+        let mut reply = blocks(&text, true, Json::parse);
         if let Content::Parts(parts) = &reply.content
             && parts.is_empty()
         {
