@@ -288,6 +288,9 @@ fn every_kind_keeps_lines_for_evaluation_and_refuses_what_it_does_not_heed() {
         let refused = train(kind, &[options, &["--resume", unheeded]].concat()).failed(2);
         let (option, _) = unheeded.split_once('=').unwrap();
         assert!(refused.contains(option), "{kind}: {refused}");
+        let all = [options, &["--resume", "--test-size=3"]].concat();
+        let refused = train(kind, &all).failed(2);
+        assert!(refused.contains("nothing to train on"), "{kind}: {refused}");
     }
     for (kind, senseless) in [
         ("sft", "--epochs=0"),

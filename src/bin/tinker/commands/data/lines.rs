@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
-use tinker::text::data::Said;
+use tinker::text::data::{Answers, Comparison, Preferred, Said};
 use tinker::text::{Json, Message};
 
 use crate::interrupt;
@@ -140,7 +140,8 @@ impl Conversation {
     }
 }
 
-/// Reads pairs of answers: `chosen` and `rejected` as conversations, or as texts after `prompt`.
+/// Reads pairs of answers: `chosen` and `rejected` as conversations, or as texts after `prompt`, or
+/// the cookbook's comparisons.
 pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<Message>)>> {
     #[derive(Deserialize)]
     struct Pair {
@@ -148,6 +149,32 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
         prompt: Option<Said>,
         chosen: Said,
         rejected: Said,
+    }
+
+    fn of_comparison(comparison: Comparison) -> anyhow::Result<Pair> {
+        let Answers {
+            prompt_conversation,
+            completion_a,
+            completion_b,
+        } = comparison.comparison;
+        let (chosen, rejected) = match comparison.label {
+            Preferred::A => (completion_a, completion_b),
+            Preferred::B => (completion_b, completion_a),
+            Preferred::Tie => bail!("a tie prefers neither answer: leave such lines out"),
+        };
+        Ok(Pair {
+            prompt: Some(Said::Messages(prompt_conversation)),
+            chosen: Said::Messages(chosen),
+            rejected: Said::Messages(rejected),
+        })
+    }
+
+    fn parse(line: &str) -> anyhow::Result<Pair> {
+        let json = Json::parse(line).map_err(anyhow::Error::msg)?;
+        match json.get("comparison") {
+            Some(_) => of_comparison(json.convert().map_err(anyhow::Error::msg)?),
+            None => json.convert().map_err(anyhow::Error::msg),
+        }
     }
 
     fn messages(prompt: Option<&Said>, answer: Said) -> anyhow::Result<Vec<Message>> {
@@ -172,8 +199,7 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
         let number = line.number;
         let place = || format!("{}, line {number}", file.display());
         let line = line.text().with_context(place)?;
-        let pair = Json::parse(&line).and_then(Json::convert::<Pair>);
-        let pair = pair.map_err(anyhow::Error::msg).with_context(place)?;
+        let pair = parse(&line).with_context(place)?;
         let prompt = pair.prompt.as_ref();
         let chosen = messages(prompt, pair.chosen).with_context(place)?;
         pairs.push((chosen, messages(prompt, pair.rejected).with_context(place)?));
@@ -213,5 +239,27 @@ mod tests {
         let pairs = read_pairs(file.path()).unwrap();
         assert_eq!(arguments(&pairs[0].0), WRITTEN);
         assert_eq!(pairs[0].1, [Message::user("Hi"), Message::assistant("No.")]);
+    }
+
+    #[test]
+    fn pairs_may_be_the_cookbooks_comparisons() {
+        let read = |label: &str| {
+            let said = |role: &str, text| format!(r#"[{{"role": "{role}", "content": "{text}"}}]"#);
+            let answers = format!(
+                r#""prompt_conversation": {}, "completion_A": {}, "completion_B": {}"#,
+                said("user", "Hi"),
+                said("assistant", "a"),
+                said("assistant", "b")
+            );
+            let line = format!(r#"{{"comparison": {{{answers}}}, "label": "{label}"}}"#);
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), line).unwrap();
+            read_pairs(file.path())
+        };
+        let with = |answer: &str| vec![Message::user("Hi"), Message::assistant(answer)];
+        assert_eq!(read("A").unwrap(), [(with("a"), with("b"))]);
+        assert_eq!(read("B").unwrap(), [(with("b"), with("a"))]);
+        let error = format!("{:#}", read("Tie").unwrap_err());
+        assert!(error.contains("line 1: a tie prefers neither"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use tinker::text::data::permutation;
+use tinker::text::data::{shuffle, split};
 use tinker::text::{Renderer, Tokenizer};
 use tinker::train::{Existing, Interrupt, JsonLines, Model, Outcome, Report, Run, RunFolder};
 use tinker::{LoraConfig, ServiceClient};
@@ -27,7 +27,7 @@ use crate::terminal;
 pub(crate) enum Train {
     /// Fine-tune on conversations: lines of JSON with `messages`.
     Sft(Settings),
-    /// Learn preferences: lines of JSON with `chosen` and `rejected`.
+    /// Learn preferences: lines of JSON with `chosen` and `rejected`, or the cookbook's comparisons.
     Dpo(Settings),
     /// Reinforce answers that a grader finds right: lines of JSON with `prompt` and `answer`.
     Rl(Settings),
@@ -183,26 +183,24 @@ impl Desk {
     }
 
     /// What is trained on, and what is kept for evaluation.
-    fn split<T>(&self, lines: Vec<T>) -> (Vec<T>, Vec<T>) {
+    fn split<T>(&self, lines: Vec<T>) -> anyhow::Result<(Vec<T>, Vec<T>)> {
         match self.settings.test_size.unwrap_or(0) {
-            0 => (lines, Vec::new()),
+            0 => Ok((lines, Vec::new())),
             _ => self.shuffled_split(lines),
         }
     }
 
     /// The same, shuffled as the Python cookbook does, so that both keep the same lines apart and
     /// train on the others in the same order.
-    fn shuffled_split<T>(&self, lines: Vec<T>) -> (Vec<T>, Vec<T>) {
-        let test_size = self.settings.test_size.unwrap_or(0).min(lines.len());
-        let mut places = vec![0; lines.len()];
-        for (place, index) in permutation(lines.len(), 0).into_iter().enumerate() {
-            places[index] = place;
+    fn shuffled_split<T>(&self, mut lines: Vec<T>) -> anyhow::Result<(Vec<T>, Vec<T>)> {
+        let test_size = self.settings.test_size.unwrap_or(0);
+        if test_size > 0 && test_size >= lines.len() {
+            let count = lines.len();
+            let problem = format!("--test-size {test_size} leaves nothing to train on");
+            return Err(Failure::usage(format!("{problem}: the data has {count} lines")).into());
         }
-        let mut placed: Vec<(usize, T)> = places.into_iter().zip(lines).collect();
-        placed.sort_unstable_by_key(|(place, _)| *place);
-        let mut test: Vec<T> = placed.into_iter().map(|(_, line)| line).collect();
-        let train = test.split_off(test_size);
-        (train, test)
+        shuffle(&mut lines, 0);
+        Ok(split(lines, test_size))
     }
 
     fn data(&self) -> anyhow::Result<&PathBuf> {

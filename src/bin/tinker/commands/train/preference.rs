@@ -26,7 +26,7 @@ pub(super) fn train(desk: &mut Desk) -> anyhow::Result<Report> {
         };
         pairs.push([datum(&chosen)?, datum(&rejected)?]);
     }
-    let (train, test) = desk.split(pairs);
+    let (train, test) = desk.split(pairs)?;
     let data: Vec<Datum> = train.into_iter().flatten().collect();
     let size = settings.batch_size.unwrap_or(32.min(data.len() / 2));
     let batches = Batches::of_pairs(data, size)?;

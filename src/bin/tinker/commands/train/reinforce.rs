@@ -83,7 +83,7 @@ fn configured(desk: &Desk, rate: f64) -> Rl {
 }
 
 fn run(desk: &mut Desk, mut rl: Rl, groups: Vec<Arc<dyn EnvGroup>>) -> anyhow::Result<Report> {
-    let (groups, test) = desk.split(groups);
+    let (groups, test) = desk.split(groups)?;
     if !test.is_empty() {
         let size = test.len();
         rl = rl.with_test(EnvBatches::new(test, size));

@@ -56,7 +56,7 @@ fn datums(desk: &Desk) -> anyhow::Result<(Vec<Datum>, Vec<Datum>)> {
                 .with_context(place)?,
         );
     }
-    let (train, test) = desk.shuffled_split(conversations);
+    let (train, test) = desk.shuffled_split(conversations)?;
     let flat = |lines: Vec<Vec<Datum>>| lines.into_iter().flatten().collect();
     Ok((flat(train), flat(test)))
 }
