@@ -357,25 +357,24 @@ impl DeepSeekV3 {
 
 /// Adds a text whose tags say what is thinking from there on; gives back whether its end is.
 fn toggled(text: &str, mut thinks: bool, parts: &mut Vec<Said>) -> bool {
-    let opens = text.contains("</think>");
-    let mut rest = text;
-    loop {
-        let next = ["<think>", "</think>"]
-            .into_iter()
-            .filter_map(|tag| Some((rest.find(tag)?, tag)));
-        let (end, tag) = next.min().unwrap_or((rest.len(), ""));
-        if end > 0 {
-            parts.push(match thinks {
-                true => Said::Thinking(rest[..end].to_owned()),
-                false => Said::Text(rest[..end].to_owned()),
-            });
-        }
-        if tag.is_empty() {
-            return thinks;
-        }
-        thinks = tag == "<think>" && (thinks || opens);
-        rest = &rest[end + tag.len()..];
+    const TAGS: [&str; 2] = ["<think>", "</think>"];
+    let closes = text.contains(TAGS[1]);
+    let mut add = |text: &str, thinks| match thinks {
+        _ if text.is_empty() => {}
+        true => parts.push(Said::Thinking(text.to_owned())),
+        false => parts.push(Said::Text(text.to_owned())),
+    };
+    let mut from = 0;
+    for (at, _) in text.match_indices('<') {
+        let Some(tag) = TAGS.iter().find(|tag| text[at..].starts_with(**tag)) else {
+            continue;
+        };
+        add(&text[from..at], thinks);
+        thinks = *tag == TAGS[0] && (thinks || closes);
+        from = at + tag.len();
     }
+    add(&text[from..], thinks);
+    thinks
 }
 
 /// Arguments as the service's own renderer writes them: their names as they are, other scripts
@@ -480,4 +479,24 @@ fn without_calls(text: &str) -> String {
         rest = after;
     }
     out + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_say_what_is_thinking_however_many_there_are() {
+        #[track_caller]
+        fn check(text: &str, thinks: bool, expected: &str) {
+            let mut parts = Vec::new();
+            let after = toggled(text, thinks, &mut parts);
+            assert_eq!(format!("{parts:?} {after}"), expected);
+        }
+        check("a</think>b", true, r#"[Thinking("a"), Text("b")] false"#);
+        check("a<think>b", false, r#"[Text("a"), Text("b")] false"#);
+        check("a<b", true, r#"[Thinking("a<b")] true"#);
+        // A model may repeat itself to no end.
+        check(&"<think>".repeat(300_000), true, "[] true");
+    }
 }

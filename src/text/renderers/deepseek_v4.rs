@@ -8,7 +8,7 @@ use super::super::space::Strip;
 use super::conversation::by_role;
 use super::layout::{Codec, Facts, Family, Part, Piece, Place, Rendered, after_last_user};
 use super::reply::{
-    Reply, UNTERMINATED, inside, strict_value_or_text, think_blocks, unterminated, until_stop,
+    Reply, inside, left_open, strict_value_or_text, think_blocks, unterminated, until_stop,
 };
 use super::{Parsed, Termination};
 use crate::error::{Error, Result};
@@ -258,13 +258,15 @@ impl Family for DeepSeekV4 {
 
     fn parse(&self, codec: &Codec, tokens: &[i32]) -> Result<Parsed> {
         let (text, stop) = until_stop(codec, tokens, &[END])?;
-        if self.v41 && stop.is_some() {
-            return Ok(self.read(&text).ended(Termination::StopSequence));
-        }
-        let last = tokens.last() == Some(&codec.token(END)?);
-        let reply = self.read_vendor(&text).filter(|_| !self.v41 && last);
+        let reply = match self.v41 {
+            true => stop.map(|_| self.read(&text)),
+            false if tokens.last() == Some(&codec.token(END)?) => {
+                self.read_vendor(&text).map(Reply::with_ids)
+            }
+            false => None,
+        };
         Ok(match reply {
-            Some(reply) => reply.with_ids().ended(Termination::StopSequence),
+            Some(reply) => reply.ended(Termination::StopSequence),
             None => Reply::text(text).ended(Termination::Malformed),
         })
     }
@@ -317,24 +319,23 @@ impl DeepSeekV4 {
         let mut reply = Reply::text("");
         let mut said = said;
         let tag = self.calls_tag();
-        if let Some((before, rest)) = said.split_once(format!("<{tag}>").as_str()) {
+        let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+        if let Some((before, rest)) = said.split_once(open.as_str()) {
             let block = &said[before.len()..];
             (thinking, said) = match before.strip_suffix("\n\n") {
-                Some(said) if block.ends_with(&format!("</{tag}>")) => (thinking, said),
+                Some(said) if block.ends_with(&close) => (thinking, said),
                 _ => (thinking.trim(), before.trim()),
             };
-            match rest.split_once(format!("</{tag}>").as_str()) {
+            match rest.split_once(close.as_str()) {
                 Some((inner, _)) => reply.take(self.read_calls(inner, block)),
                 None => {
-                    let close = format!("</｜DSML｜{}invoke>", self.gap());
-                    let whole = rest.rfind(&close).map_or(0, |start| start + close.len());
-                    if whole > 0 {
-                        reply.take(self.read_calls(&rest[..whole], block));
+                    let end = format!("</｜DSML｜{}invoke>", self.gap());
+                    let (whole, cut) =
+                        rest.split_at(rest.rfind(&end).map_or(0, |start| start + end.len()));
+                    if !whole.is_empty() {
+                        reply.take(self.read_calls(whole, block));
                     }
-                    reply.unparsed.push(UnparsedToolCall {
-                        raw_text: rest[whole..].to_owned(),
-                        error: format!("{UNTERMINATED}: '<{tag}>' is not closed"),
-                    });
+                    reply.unparsed.push(left_open(cut, &open, &close));
                 }
             }
         }

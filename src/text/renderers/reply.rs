@@ -257,11 +257,15 @@ pub(super) fn unterminated(text: &str, open: &str, close: &str) -> Option<Unpars
     if text.matches(open).count() <= text.matches(close).count() {
         return None;
     }
-    let raw = &text[text.rfind(open)?..];
-    Some(UnparsedToolCall {
+    Some(left_open(&text[text.rfind(open)?..], open, close))
+}
+
+/// The report of a block without an end.
+pub(super) fn left_open(raw: &str, open: &str, close: &str) -> UnparsedToolCall {
+    UnparsedToolCall {
         raw_text: raw.chars().take(MAX_QUOTED).collect(),
         error: format!("{UNTERMINATED}: '{open}' opened without a matching '{close}'"),
-    })
+    }
 }
 
 /// Text that is a JSON value, or else the text.
@@ -269,18 +273,18 @@ pub(super) fn value_or_text(text: &str) -> Json {
     Json::parse(text).unwrap_or_else(|_| Json::from(text))
 }
 
-/// A value as the service's own renderers read it, whose whole numbers have 64 bits.
-pub(super) fn strict_json(text: &str) -> std::result::Result<Json, String> {
-    serde_json::from_str(text).map_err(|error| error.to_string())
-}
-
 /// The same as the service's own renderers read it: `NaN`, numbers no float holds and halves of
 /// characters, which Python takes for JSON, are text to them.
 pub(super) fn strict_value_or_text(text: &str) -> Json {
-    match serde_json::from_str::<Json>(text) {
+    match strict_json(text) {
         Ok(_) => value_or_text(text),
         Err(_) => Json::from(text),
     }
+}
+
+/// A value as the service's own renderers read it, whose whole numbers have 64 bits.
+pub(super) fn strict_json(text: &str) -> std::result::Result<Json, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow, bail};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
-use tinker::text::data::{Answers, Comparison, Preferred, Said};
+use tinker::text::data::{Answers, Comparison, Preferred, Row as _, Said};
 use tinker::text::{Json, Message};
 
 use crate::interrupt;
@@ -172,7 +172,7 @@ pub(crate) fn read_pairs(file: &Path) -> anyhow::Result<Vec<(Vec<Message>, Vec<M
     fn parse(line: &str) -> anyhow::Result<Pair> {
         let json = Json::parse(line).map_err(anyhow::Error::msg)?;
         match json.get("comparison") {
-            Some(_) => of_comparison(json.convert().map_err(anyhow::Error::msg)?),
+            Some(_) => of_comparison(Comparison::read(line)?),
             None => json.convert().map_err(anyhow::Error::msg),
         }
     }
