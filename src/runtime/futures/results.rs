@@ -96,8 +96,14 @@ impl Results {
         );
         let context = Context::caused(message, cause.clone());
         let error = Error::Lost(context).with_effect(Effect::Accepted);
-        if self.lost.set(error.clone()).is_ok() {
+        let mut first = false;
+        self.lost.get_or_init(|| {
+            // Whoever sees the state finds the cause in the log.
             log::error!("{error}: {cause}");
+            first = true;
+            error.clone()
+        });
+        if first {
             self.link.tell(&ClientEvent::SessionLost {
                 session_id: session_id.into(),
                 error,
