@@ -56,7 +56,7 @@ impl Tokenizer {
     /// The tokenizer of a model as a service describes it: an id may be a place on this machine,
     /// or on that of the service, where it says nothing here.
     pub(crate) fn of_service(model_name: &str, tokenizer_id: Option<&str>) -> Result<Self> {
-        let is_elsewhere = |id: &&str| Path::new(id).is_absolute() && !Path::new(id).exists();
+        let is_elsewhere = |id: &&str| is_place(id) && !Path::new(id).exists();
         let tokenizer_id = tokenizer_id.filter(|id| !is_elsewhere(id));
         match tokenizer_id {
             Some(place) if Path::new(place).exists() => Self::open(place),
@@ -225,6 +225,12 @@ impl Tokenizer {
     }
 }
 
+/// Whether an id of a service is a place in some system's files: no repository is named so.
+fn is_place(id: &str) -> bool {
+    let has_drive = id.get(1..3) == Some(":/");
+    id.starts_with(['/', '.', '~']) || id.contains('\\') || has_drive
+}
+
 type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Brings what a tokenizer is made of. The vocabulary comes last, so that a folder that has one
@@ -376,6 +382,10 @@ mod tests {
         let elsewhere = Some("/on/the/server/model");
         let tokenizer = Tokenizer::of_service(builtin::NAME, elsewhere).unwrap();
         assert_eq!(tokenizer.name(), builtin::NAME);
+        for elsewhere in [r"C:\models\tiny", "d:/models/tiny", r"\\share\tiny", "~/tiny", "./tiny"] {
+            let tokenizer = Tokenizer::of_service(builtin::NAME, Some(elsewhere)).unwrap();
+            assert_eq!(tokenizer.name(), builtin::NAME, "{elsewhere}");
+        }
         let here = Tokenizer::of_service("org/any", Some(TINY)).unwrap();
         assert_ne!(here.name(), builtin::NAME);
     }

@@ -30,9 +30,32 @@ pub enum FailurePolicy {
     /// The episode is played anew, at most so often for all episodes of a group; after that the
     /// group is left out.
     Retry(u32),
-    /// The group does without it, as long as this share of its episodes is left; else it is left
-    /// out.
+    /// The group does without it, as long as this share of its episodes is there in the end; else
+    /// it is left out. Until so many are done, up to three episodes of a group are played anew.
     MinViable(f64),
+}
+
+/// How often [`FailurePolicy::MinViable`] begins episodes of a group anew.
+const VIABLE_RETRIES: u32 = 3;
+
+impl FailurePolicy {
+    /// How many of a group's episodes must be there in the end.
+    fn enough(self, wanted: usize) -> usize {
+        match self {
+            Self::MinViable(share) => (share * wanted as f64).ceil() as usize,
+            Self::FailFast | Self::Retry(_) => wanted,
+        }
+    }
+
+    /// Whether a failed episode is begun anew, where `done` of the `wanted` ones are there, and so
+    /// many were begun anew before.
+    fn retries(self, (done, wanted): (usize, usize), before: u32) -> bool {
+        match self {
+            Self::FailFast => false,
+            Self::Retry(most) => before < most,
+            Self::MinViable(_) => before < VIABLE_RETRIES && done < self.enough(wanted),
+        }
+    }
 }
 
 /// How long an episode may become. What ends by a limit says so by the metric `stop/<reason>`.
@@ -232,27 +255,28 @@ impl Stage<'_> {
         };
         ::log::warn!("an episode failed: {error}");
         tally.failures.push(kind(&error));
-        match self.policy {
-            FailurePolicy::FailFast => return Err(error),
-            FailurePolicy::Retry(most)
-                if tally.again.iter().sum::<u32>() < most && tally.hopeless.is_none() =>
-            {
-                tally.again[episode] += 1;
-                let fresh = guarded("making environments", || builder.envs());
-                if let Some(env) = fresh.ok().and_then(|envs| envs.into_iter().next()) {
-                    let again = tally.again[episode];
-                    let _ = tasks.send(Task {
-                        group,
-                        episode,
-                        again,
-                        env,
-                    });
-                    return Ok(());
-                }
-                tally.hopeless = Some(error);
+        if self.policy == FailurePolicy::FailFast {
+            return Err(error);
+        }
+        let done = tally.episodes.iter().flatten().count();
+        let before = tally.again.iter().sum();
+        let retries = (self.policy).retries((done, tally.episodes.len()), before);
+        if retries && tally.hopeless.is_none() {
+            tally.again[episode] += 1;
+            let fresh = guarded("making environments", || builder.envs());
+            if let Some(env) = fresh.ok().and_then(|envs| envs.into_iter().next()) {
+                let again = tally.again[episode];
+                let _ = tasks.send(Task {
+                    group,
+                    episode,
+                    again,
+                    env,
+                });
+                return Ok(());
             }
-            FailurePolicy::Retry(_) => tally.hopeless = Some(error),
-            FailurePolicy::MinViable(_) => {}
+        }
+        if matches!(self.policy, FailurePolicy::Retry(_)) {
+            tally.hopeless = Some(error);
         }
         tally.open -= 1;
         Ok(())
@@ -267,10 +291,7 @@ impl Stage<'_> {
     ) -> Result<Option<TrajectoryGroup>> {
         let wanted = tally.episodes.len();
         let episodes: Vec<Trajectory> = tally.episodes.drain(..).flatten().collect();
-        let enough = match self.policy {
-            FailurePolicy::MinViable(share) => (share * wanted as f64).ceil() as usize,
-            _ => wanted,
-        };
+        let enough = self.policy.enough(wanted);
         if tally.hopeless.is_some() || episodes.is_empty() || episodes.len() < enough {
             return Ok(None);
         }
@@ -591,6 +612,26 @@ mod tests {
             );
         }
         assert_eq!(Limits::default().budget(20, 99, 1 << 20, 1 << 20), Ok(20));
+    }
+
+    #[test]
+    fn failures_are_retried_while_it_is_of_use() {
+        let viable = FailurePolicy::MinViable(0.75);
+        for (policy, done, before, expected) in [
+            (FailurePolicy::FailFast, 0, 0, false),
+            (FailurePolicy::Retry(2), 3, 1, true),
+            (FailurePolicy::Retry(2), 0, 2, false),
+            (viable, 2, 0, true),
+            (viable, 2, 2, true),
+            (viable, 2, 3, false),
+            (viable, 3, 0, false),
+            (FailurePolicy::MinViable(0.0), 0, 0, false),
+        ] {
+            let retries = policy.retries((done, 4), before);
+            assert_eq!(retries, expected, "{policy:?} {done} {before}");
+        }
+        assert_eq!((viable.enough(4), viable.enough(5)), (3, 4));
+        assert_eq!(FailurePolicy::Retry(3).enough(4), 4);
     }
 
     #[test]

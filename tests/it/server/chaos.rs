@@ -257,7 +257,8 @@ fn hold_sockets(url: &str) {
     let sockets: Vec<TcpStream> = (0..IDLE)
         .map_while(|_| TcpStream::connect(host).ok())
         .collect();
-    println!("holding {}", sockets.len());
+    // On one processor the test runner has begun the line.
+    println!("\nholding {}", sockets.len());
     let mut end = Vec::new();
     std::io::stdin().read_to_end(&mut end).unwrap();
 }

@@ -147,15 +147,23 @@ fn failures_are_counted_retried_or_done_without() {
     );
     assert_eq!(run.metrics[0].number("env/all/total_episodes"), Some(6.0));
 
-    let (_, run) = talk(1, FailurePolicy::MinViable(0.6)).unwrap();
+    let (_, run) = talk(1, FailurePolicy::MinViable(0.0)).unwrap();
     assert_eq!(
         run.metrics[0].number("rollout_errors/environment"),
         Some(1.0)
     );
     assert_eq!(run.metrics[0].number("env/all/total_episodes"), Some(5.0));
 
-    // Every episode of the first batch fails: nothing to train on, and the run goes on.
-    let (_, run) = talk(6, FailurePolicy::MinViable(0.6)).unwrap();
+    // Two of three are enough, and are there however the failures fall.
+    let (_, run) = talk(4, FailurePolicy::MinViable(0.6)).unwrap();
+    assert_eq!(
+        run.metrics[0].number("rollout_errors/groups_skipped"),
+        Some(0.0)
+    );
+    assert!(run.metrics[0].number("env/all/total_episodes") >= Some(4.0));
+
+    // Every episode of the first batch fails, again too: nothing to train on, and the run goes on.
+    let (_, run) = talk(12, FailurePolicy::MinViable(0.6)).unwrap();
     assert_eq!(
         run.metrics[0].number("rollout_errors/groups_skipped"),
         Some(2.0)
@@ -378,13 +386,13 @@ fn failures_of_tests_are_counted_apart() {
         };
         let rl = Rl::new(model(service), 3)
             .with_failures(FailurePolicy::MinViable(0.6))
-            .with_test(EnvBatches::new([group(3)], 1));
+            .with_test(EnvBatches::new([group(6)], 1));
         rl.train(service, run, &EnvBatches::new([group(0)], 1))
             .map(drop)
     });
     let (_root, run) = run.unwrap();
     let first = &run.metrics[0];
-    assert_eq!(first.number("test/rollout_errors/total"), Some(3.0));
+    assert_eq!(first.number("test/rollout_errors/total"), Some(6.0));
     let skipped = first.number("test/rollout_errors/groups_skipped");
     assert_eq!(skipped, Some(1.0));
     assert!(first.get("rollout_errors/total").is_none());
