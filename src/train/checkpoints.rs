@@ -7,7 +7,7 @@ use super::folder::RunFolder;
 use super::record::CheckpointRecord;
 use super::row::Row;
 use crate::client::{RestClient, Save, ServiceClient, TrainingClient};
-use crate::types::{SaveWeightsForSamplerResponse, SaveWeightsResponse};
+use crate::types::{SaveWeightsForSamplerResponse, SaveWeightsResponse, checkpoint_ttl};
 use crate::{Pending, Result};
 
 /// When checkpoints are saved, and how long they are kept. A number of 0 switches a rule off.
@@ -87,6 +87,17 @@ impl SavePolicy {
     pub fn in_background(mut self) -> Self {
         self.background = true;
         self
+    }
+
+    /// Checks that the service keeps checkpoints so long. Loops call this before they begin.
+    ///
+    /// # Errors
+    ///
+    /// If a lifetime is not from one hour to ten years.
+    pub fn validate(&self) -> Result<()> {
+        let rolling = (self.rolling_every > 0).then_some(self.rolling_ttl);
+        checkpoint_ttl("save.rolling_ttl", rolling)?;
+        checkpoint_ttl("save.ttl", self.ttl).map(drop)
     }
 
     /// What is due after so many steps, tokens and time since the last periodic checkpoint.

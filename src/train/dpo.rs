@@ -11,7 +11,7 @@ use super::row::Row;
 use super::run::{Outcome, Report, Run};
 use super::schedule::Schedule;
 use super::scores::{DpoScores, floats};
-use super::steps::{common_setters, total_steps};
+use super::steps::{check_settings, common_setters, total_steps};
 use super::supervised::tokens;
 use super::timing::Timing;
 use crate::client::{SamplingClient, ServiceClient, TrainingClient};
@@ -109,7 +109,7 @@ impl Dpo {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is nothing to train on; else what the service, the data or an
+    /// [`Error::Invalid`] if there is nothing to train on, or a setting is wrong; else what the service, the data or an
     /// evaluator returns. The run can be resumed from its last checkpoint.
     pub fn train(
         &self,
@@ -117,6 +117,12 @@ impl Dpo {
         run: &mut Run,
         data: &dyn Dataset,
     ) -> Result<Report> {
+        let rate = self.adam.with_learning_rate(self.learning_rate);
+        check_settings(&self.model, &rate, &self.save)?;
+        if !(self.beta.is_finite() && self.beta > 0.0) {
+            let problem = format!("must be more than 0, got {}", self.beta);
+            return Err(Error::invalid("beta", problem));
+        }
         let batches = data.batches();
         let total = total_steps(batches, self.epochs, self.max_steps)?;
         let config = self.config(run);

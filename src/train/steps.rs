@@ -2,9 +2,11 @@
 
 use serde::Serialize;
 
-use super::checkpoints::{Checkpoints, Position};
+use super::checkpoints::{Checkpoints, Position, SavePolicy};
+use super::model::Model;
 use super::record::CheckpointRecord;
 use super::run::{Outcome, Report, Run};
+use crate::types::AdamParams;
 use crate::{Error, Result};
 
 /// The setters of the settings that every loop has, for the body of its `impl`.
@@ -51,6 +53,18 @@ macro_rules! common_setters {
 }
 
 pub(super) use common_setters;
+
+/// Checks what every loop is told before anything begins: a setting that its first use refuses costs
+/// whatever was trained until then.
+pub(super) fn check_settings(model: &Model, adam: &AdamParams, save: &SavePolicy) -> Result<()> {
+    if adam.learning_rate < 0.0 {
+        let problem = format!("must be at least 0, got {}", adam.learning_rate);
+        return Err(Error::invalid("learning_rate", problem));
+    }
+    adam.validate()?;
+    model.lora.validate()?;
+    save.validate()
+}
 
 /// How many steps a run has, which must be at least one.
 pub(super) fn total_steps(batches: usize, epochs: usize, most: Option<usize>) -> Result<usize> {

@@ -14,7 +14,7 @@ use super::row::Row;
 use super::run::{Outcome, Report, Run};
 use super::schedule::Schedule;
 use super::scores::floats;
-use super::steps::{common_setters, total_steps};
+use super::steps::{check_settings, common_setters, total_steps};
 use super::timing::Timing;
 use crate::client::{ServiceClient, TrainStep, TrainingClient};
 use crate::text::Tokenizer;
@@ -123,7 +123,7 @@ impl Supervised {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is nothing to train on; else what the service, the data or an
+    /// [`Error::Invalid`] if there is nothing to train on, or a setting is wrong; else what the service, the data or an
     /// evaluator returns. The run can be resumed from its last checkpoint.
     pub fn train(
         &self,
@@ -131,6 +131,8 @@ impl Supervised {
         run: &mut Run,
         data: &dyn Dataset,
     ) -> Result<Report> {
+        let rate = self.adam.with_learning_rate(self.learning_rate);
+        check_settings(&self.model, &rate, &self.save)?;
         let batches = data.batches();
         let total = total_steps(batches, self.epochs, self.max_steps)?;
         let config = self.config(run);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -56,6 +57,17 @@ pub enum CheckpointKind {
 /// How long the service keeps a checkpoint that is to go: from an hour to ten years, leap years
 /// included, in seconds.
 pub(crate) const CHECKPOINT_TTL: std::ops::RangeInclusive<u64> = 3_600..=10 * 366 * 86_400;
+
+/// A lifetime of checkpoints in seconds, if the service keeps any so long.
+pub(crate) fn checkpoint_ttl(field: &str, ttl: Option<Duration>) -> Result<Option<u64>> {
+    match ttl.map(|ttl| ttl.as_secs()) {
+        Some(seconds) if !CHECKPOINT_TTL.contains(&seconds) => Err(Error::invalid(
+            field,
+            format!("must be from one hour to ten years, got {seconds} s"),
+        )),
+        seconds => Ok(seconds),
+    }
+}
 
 impl CheckpointKind {
     /// Every kind.

@@ -48,7 +48,9 @@ pub use checkpoint_ref::CheckpointRef;
 pub use custom_loss::{CustomLossGraph, CustomLossInput, CustomLossNode, CustomLossOp};
 pub use datum::{Datum, DatumRange, Provenance, ProvenanceSpan, SpanKind, chunk_ranges};
 pub use event::ClientEvent;
+#[cfg(feature = "local")]
 pub(crate) use ids::CHECKPOINT_TTL;
+pub(crate) use ids::checkpoint_ttl;
 pub use ids::{
     CheckpointKind, ModelId, RequestId, SamplingSessionId, SequenceId, SessionId, TinkerPath,
 };

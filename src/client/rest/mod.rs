@@ -12,14 +12,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::service::ServiceClient;
-use super::training::ttl_seconds;
 use crate::config::Secret;
 use crate::error::{Context, Error, Result};
 use crate::runtime::calls::{Body, Effort, Request};
 use crate::types::{
     AccessScope, Checkpoint, CheckpointPage, CheckpointRef, SamplerInfo, SessionDetails, SessionId,
     SessionPage, SessionSearch, SessionSearchPage, SessionSummary, TraceExport, TraceExportStatus,
-    TrainingRun, TrainingRunPage, WeightsInfo,
+    TrainingRun, TrainingRunPage, WeightsInfo, checkpoint_ttl,
 };
 use crate::wire::reply::CopyWeightsReply;
 use crate::wire::request::{
@@ -225,7 +224,7 @@ impl RestClient {
         checkpoint: impl Into<CheckpointRef>,
         ttl: Option<Duration>,
     ) -> Result<()> {
-        let ttl_seconds = ttl_seconds(ttl)?;
+        let ttl_seconds = checkpoint_ttl("ttl", ttl)?;
         let body = to_json(&SetTtlRequest { ttl_seconds })?;
         let route = &route::SET_CHECKPOINT_TTL;
         let request = checkpoint_request(route, &checkpoint.into())?.with_body(Body::Json(&body));
@@ -472,7 +471,7 @@ impl CopyOptions {
             destination_project_id: Some(project.into()),
             session_id: None,
             model_seq_id: None,
-            ttl_seconds: ttl_seconds(self.ttl)?,
+            ttl_seconds: checkpoint_ttl("ttl", self.ttl)?,
         })
     }
 }

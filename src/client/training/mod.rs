@@ -18,7 +18,6 @@ use crate::types::{
 };
 
 pub use load::Load;
-pub(super) use save::ttl_seconds;
 pub use save::{Export, Save};
 
 /// One model in training.

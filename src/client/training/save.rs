@@ -10,8 +10,8 @@ use crate::client::service::open_sampler;
 use crate::error::{Context, Error, Result};
 use crate::runtime::pending::Pending;
 use crate::types::{
-    CHECKPOINT_TTL, CheckpointRef, ModelInfo, SaveWeightsExternalResponse,
-    SaveWeightsForSamplerResponse, SaveWeightsResponse,
+    CheckpointRef, ModelInfo, SaveWeightsExternalResponse, SaveWeightsForSamplerResponse,
+    SaveWeightsResponse, checkpoint_ttl,
 };
 use crate::wire::request::{
     GetInfoRequest, SaveWeightsExternalRequest, SaveWeightsForSamplerRequest, SaveWeightsRequest,
@@ -151,7 +151,7 @@ impl TrainingClient {
     /// [`Error::Invalid`] for an empty name or a ttl out of range.
     pub fn save_state(&self, save: impl Into<Save>) -> Result<Pending<SaveWeightsResponse>> {
         let save = save.into();
-        let (name, ttl_seconds) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
+        let (name, ttl_seconds) = (checked_name(save.name)?, checkpoint_ttl("ttl", save.ttl)?);
         self.queue
             .post(&route::SAVE_WEIGHTS, move |model_id, number| {
                 to_json(&SaveWeightsRequest {
@@ -180,7 +180,7 @@ impl TrainingClient {
             let problem = "sampler weights cannot replace others; choose another name";
             return Err(Error::invalid("overwrite", problem));
         }
-        let (name, ttl_seconds) = (checked_name(save.name)?, ttl_seconds(save.ttl)?);
+        let (name, ttl_seconds) = (checked_name(save.name)?, checkpoint_ttl("ttl", save.ttl)?);
         let route = &route::SAVE_WEIGHTS_FOR_SAMPLER;
         let pending = self.queue.post(route, move |model_id, number| {
             to_json(&SaveWeightsForSamplerRequest {
@@ -205,7 +205,10 @@ impl TrainingClient {
         export: impl Into<Export>,
     ) -> Result<Pending<SaveWeightsExternalResponse>> {
         let export = export.into();
-        let (name, ttl_seconds) = (checked_name(export.name)?, ttl_seconds(export.ttl)?);
+        let (name, ttl_seconds) = (
+            checked_name(export.name)?,
+            checkpoint_ttl("ttl", export.ttl)?,
+        );
         let recipients = export.age_recipients;
         if recipients.len() > 10 {
             let problem = format!("at most 10 are possible, got {}", recipients.len());
@@ -348,16 +351,5 @@ fn checked_name(name: String) -> Result<String> {
     match name.is_empty() {
         true => Err(Error::invalid("name", "must not be empty")),
         false => Ok(name),
-    }
-}
-
-/// The service keeps checkpoints from an hour to ten years.
-pub(in crate::client) fn ttl_seconds(ttl: Option<Duration>) -> Result<Option<u64>> {
-    match ttl.map(|ttl| ttl.as_secs()) {
-        Some(seconds) if !CHECKPOINT_TTL.contains(&seconds) => Err(Error::invalid(
-            "ttl",
-            format!("must be from one hour to ten years, got {seconds} s"),
-        )),
-        seconds => Ok(seconds),
     }
 }

@@ -91,19 +91,17 @@ impl Results {
     /// Notes that the service has ended the session, or forgotten it: nothing more can be done
     /// in it.
     pub(crate) fn lose(&self, session_id: &str, cause: &Error) {
+        if self.is_lost() {
+            return;
+        }
         let message = format!(
             "session {session_id} has ended; make a new client, and go on from a checkpoint"
         );
         let context = Context::caused(message, cause.clone());
         let error = Error::Lost(context).with_effect(Effect::Accepted);
-        let mut first = false;
-        self.lost.get_or_init(|| {
-            // Whoever sees the state finds the cause in the log.
-            log::error!("{error}: {cause}");
-            first = true;
-            error.clone()
-        });
-        if first {
+        // Before the state changes: whoever sees that finds the cause in the log.
+        log::error!("{error}: {cause}");
+        if self.lost.set(error.clone()).is_ok() {
             self.link.tell(&ClientEvent::SessionLost {
                 session_id: session_id.into(),
                 error,

@@ -32,6 +32,23 @@ pub struct KlPenalty {
 }
 
 impl KlPenalty {
+    /// Checks that it is one. Loops call this before they begin.
+    ///
+    /// # Errors
+    ///
+    /// If the coefficient is not finite, or the discount not from 0 to 1.
+    pub fn validate(&self) -> Result<()> {
+        if !self.coefficient.is_finite() {
+            let problem = format!("must be finite, got {}", self.coefficient);
+            return Err(Error::invalid("coefficient", problem));
+        }
+        if !(0.0..=1.0).contains(&self.discount) {
+            let problem = format!("must be from 0 to 1, got {}", self.discount);
+            return Err(Error::invalid("discount", problem));
+        }
+        Ok(())
+    }
+
     /// Adds to every sampled token's advantage how much less its log-probability differs from
     /// the reference than the average does. Returns that average, `kl_policy_base`.
     ///

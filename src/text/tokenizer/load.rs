@@ -382,7 +382,13 @@ mod tests {
         let elsewhere = Some("/on/the/server/model");
         let tokenizer = Tokenizer::of_service(builtin::NAME, elsewhere).unwrap();
         assert_eq!(tokenizer.name(), builtin::NAME);
-        for elsewhere in [r"C:\models\tiny", "d:/models/tiny", r"\\share\tiny", "~/tiny", "./tiny"] {
+        for elsewhere in [
+            r"C:\models\tiny",
+            "d:/models/tiny",
+            r"\\share\tiny",
+            "~/tiny",
+            "./tiny",
+        ] {
             let tokenizer = Tokenizer::of_service(builtin::NAME, Some(elsewhere)).unwrap();
             assert_eq!(tokenizer.name(), builtin::NAME, "{elsewhere}");
         }

@@ -39,10 +39,22 @@ pub enum FailurePolicy {
 const VIABLE_RETRIES: u32 = 3;
 
 impl FailurePolicy {
+    /// Checks that a share is one.
+    pub(super) fn check(self) -> Result<()> {
+        match self {
+            Self::MinViable(share) if !(0.0..=1.0).contains(&share) => {
+                let problem = format!("a share of episodes must be from 0 to 1, got {share}");
+                Err(Error::invalid("failures", problem))
+            }
+            Self::MinViable(_) | Self::FailFast | Self::Retry(_) => Ok(()),
+        }
+    }
+
     /// How many of a group's episodes must be there in the end.
     fn enough(self, wanted: usize) -> usize {
         match self {
-            Self::MinViable(share) => (share * wanted as f64).ceil() as usize,
+            // A share of 0.55 of 100 is 55, whatever the digits behind it.
+            Self::MinViable(share) => (share * wanted as f64 - 1e-9).ceil() as usize,
             Self::FailFast | Self::Retry(_) => wanted,
         }
     }
@@ -631,6 +643,7 @@ mod tests {
             assert_eq!(retries, expected, "{policy:?} {done} {before}");
         }
         assert_eq!((viable.enough(4), viable.enough(5)), (3, 4));
+        assert_eq!(FailurePolicy::MinViable(0.55).enough(100), 55);
         assert_eq!(FailurePolicy::Retry(3).enough(4), 4);
     }
 

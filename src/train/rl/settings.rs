@@ -15,8 +15,9 @@ use crate::train::checkpoints::SavePolicy;
 use crate::train::evaluate::Evaluator;
 use crate::train::model::Model;
 use crate::train::run::Run;
-use crate::train::steps::common_setters;
+use crate::train::steps::{check_settings, common_setters};
 use crate::types::{AdamParams, Loss, LossFn, SamplingParams};
+use crate::{Error, Result};
 
 /// How sampling and training take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -249,6 +250,32 @@ impl Rl {
     pub fn with_test(mut self, test: impl EnvDataset + Send + 'static) -> Self {
         self.test = Some(Box::new(test));
         self
+    }
+
+    /// Checks what would otherwise be refused in the middle of a run, or never.
+    pub(super) fn check(&self) -> Result<()> {
+        let adam = self.adam.with_learning_rate(self.learning_rate);
+        check_settings(&self.model, &adam, &self.save)?;
+        self.sampling.validate()?;
+        self.failures.check()?;
+        if self.substeps == 0 {
+            return Err(Error::invalid("substeps", "must be at least 1, got 0"));
+        }
+        if let Mode::Stream { minibatches } = self.mode
+            && (minibatches == 0 || minibatches.checked_mul(self.substeps).is_none())
+        {
+            let problem = format!("cannot be {minibatches}: no batch has so many parts");
+            return Err(Error::invalid("minibatches", problem));
+        }
+        let to_base = self.kl_penalty.iter().map(|(penalty, _)| penalty);
+        let to_teachers = self.teachers.iter().map(|(penalty, _)| penalty);
+        for penalty in to_base.chain(&self.kl_to_start).chain(to_teachers) {
+            penalty.validate()?;
+        }
+        match &self.self_distillation {
+            Some(distillation) => distillation.check(),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn config(&self, run: &Run) -> RlConfig<'_> {

@@ -34,18 +34,16 @@ impl Rl {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is nothing to train on; else what the service returns, or an
-    /// environment whose failures end the run. The run can be resumed from its last checkpoint.
+    /// [`Error::Invalid`] if there is nothing to train on, or a setting is wrong; else what the
+    /// service returns, or an environment whose failures end the run. The run can be resumed from its last checkpoint.
     pub fn train(
         &self,
         service: &ServiceClient,
         run: &mut Run,
         data: &dyn EnvDataset,
     ) -> Result<Report> {
+        self.check()?;
         let total = total_steps(data.batches(), 1, self.max_steps)?;
-        if let Some(distillation) = &self.self_distillation {
-            distillation.check()?;
-        }
         let config = self.config(run);
         let Some((last, place)) = run.open_loop(&config, data.batches(), total)? else {
             return run.end(Outcome::Completed);
@@ -421,7 +419,7 @@ impl Learner<'_> {
         timing: &Timing,
     ) -> Result<Row> {
         let parts = self.settings.substeps * minibatches;
-        if parts == 0 || !groups.len().is_multiple_of(parts) {
+        if !groups.len().is_multiple_of(parts) {
             let problem = format!("{} groups cannot be cut into {parts} parts", groups.len());
             return Err(Error::invalid("minibatches", problem));
         }

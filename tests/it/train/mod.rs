@@ -9,6 +9,7 @@ mod golden;
 mod preference;
 mod resume;
 mod rl;
+mod settings;
 #[cfg(unix)]
 mod signals;
 mod trackio;
