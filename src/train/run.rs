@@ -5,11 +5,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::folder::{Existing, RunFolder};
 use super::interrupt::Interrupt;
 use super::log::Logger;
-use super::reader::is_run;
+use super::reader::{RunReader, is_run};
 use super::record::CheckpointRecord;
 use super::row::Row;
 use super::summary::Summary;
@@ -72,7 +73,8 @@ impl Run {
         &self.interrupt
     }
 
-    /// Notes the command and the settings; gives the checkpoint to go on from, if there is one.
+    /// Notes the command and the settings; gives the checkpoint to go on from, if there is one. What
+    /// was set otherwise before is noted too, and told where the checkpoint decides it.
     ///
     /// # Errors
     ///
@@ -80,10 +82,11 @@ impl Run {
     pub fn begin(&mut self, config: &impl Serialize) -> Result<Option<CheckpointRecord>> {
         let command: Vec<String> = std::env::args_os().map(|one| shown(&one)).collect();
         self.folder.note(&command.join(" "))?;
-        let last = match is_run(self.folder.path()) {
-            true => self.folder.read()?.last_checkpoint().cloned(),
+        let before = match is_run(self.folder.path()) {
+            true => Some(self.folder.read()?),
             false => None,
         };
+        let last = before.as_ref().and_then(RunReader::last_checkpoint);
         self.folder.write_config(config)?;
         let config = serde_json::to_value(config)
             .map_err(|error| Error::invalid("config", error.to_string()))?;
@@ -93,8 +96,26 @@ impl Run {
         if let Some(record) = &last {
             let path = record.state_path.as_deref().unwrap_or_default();
             self.folder.note(&format!("Resuming from {path}"))?;
+            let old = before.as_ref().map(|before| &before.config);
+            self.note_changes(&changes(old.unwrap_or(&Value::Null), &config))?;
         }
-        Ok(last)
+        Ok(last.cloned())
+    }
+
+    fn note_changes(&self, changes: &[Change]) -> Result<()> {
+        let list = |changes: &mut dyn Iterator<Item = &Change>| {
+            let texts: Vec<&str> = changes.map(|change| change.text.as_str()).collect();
+            texts.join(", ")
+        };
+        if !changes.is_empty() {
+            let all = list(&mut changes.iter());
+            self.folder.note(&format!("Settings changed: {all}"))?;
+        }
+        let idle = list(&mut changes.iter().filter(|change| change.is_idle));
+        if !idle.is_empty() {
+            log::warn!("the run goes on with the model of its checkpoint, whatever is set: {idle}");
+        }
+        Ok(())
     }
 
     /// Logs the metrics of a step, and where its time went.
@@ -134,6 +155,38 @@ impl Run {
             checkpoint,
         })
     }
+}
+
+/// What the model of a checkpoint brings along.
+const OF_CHECKPOINT: [&str; 2] = ["model_name", "lora_rank"];
+
+/// The most letters of a setting that are noted.
+const NOTED: usize = 60;
+
+/// A setting that is not what it was.
+struct Change {
+    text: String,
+    /// A resumed run does not take notice of it.
+    is_idle: bool,
+}
+
+/// What two configurations say differently. What only one of them has is a matter of who wrote it,
+/// and a folder may have been moved.
+fn changes(before: &Value, now: &Value) -> Vec<Change> {
+    let short = |value: &Value| value.to_string().chars().take(NOTED).collect::<String>();
+    let is_same = |one: &Value, other: &Value| match (one.as_f64(), other.as_f64()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    };
+    let settings = now.as_object().into_iter().flatten();
+    let change = |(name, now): (&String, &Value)| {
+        let before = before.get(name)?;
+        (!is_same(before, now) && name != "log_path").then(|| Change {
+            text: format!("{name} {} -> {}", short(before), short(now)),
+            is_idle: OF_CHECKPOINT.contains(&name.as_str()),
+        })
+    };
+    settings.filter_map(change).collect()
 }
 
 /// An argument as it may stand in a log: whatever its letters, and without the key it may hold.
@@ -221,6 +274,8 @@ impl fmt::Display for Report {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -234,6 +289,32 @@ mod tests {
         ] {
             assert_eq!(shown(OsStr::new(argument)), expected);
         }
+    }
+
+    #[test]
+    fn settings_that_changed_are_named() {
+        #[track_caller]
+        fn check(before: Value, now: Value, expected: &[(&str, bool)]) {
+            let changes = changes(&before, &now);
+            let found: Vec<_> = changes
+                .iter()
+                .map(|c| (c.text.as_str(), c.is_idle))
+                .collect();
+            assert_eq!(found, expected);
+        }
+        let run = json!({"model_name": "a", "lora_rank": 8, "learning_rate": 1, "log_path": "x"});
+        check(run.clone(), run.clone(), &[]);
+        check(
+            run.clone(),
+            json!({"model_name": "b", "lora_rank": 4, "learning_rate": 1.0, "log_path": "y"}),
+            &[
+                ("lora_rank 8 -> 4", true),
+                (r#"model_name "a" -> "b""#, true),
+            ],
+        );
+        let other = json!({"learning_rate": 0.5, "only_here": true});
+        check(run, other, &[("learning_rate 1 -> 0.5", false)]);
+        check(Value::Null, json!({"lora_rank": 4}), &[]);
     }
 
     #[cfg(unix)]

@@ -13,7 +13,7 @@ use tinker::train::{
 };
 use tinker::{Datum, LoraConfig, Result, ServiceClient, Tokenizer};
 
-use crate::support::local;
+use crate::support::{local, logs};
 
 /// Interrupts a run once it has logged a step.
 struct StopAfter(usize, Interrupt);
@@ -114,6 +114,30 @@ pub(super) fn same(root: &Path, metrics: &[&str]) {
             assert!((a.1 - b.1).abs() <= 1e-5, "{name}: {whole:?} {parts:?}");
         }
     }
+}
+
+/// What is set otherwise than when the run began is in its log; a model that a checkpoint decides is
+/// told of.
+#[test]
+fn a_run_that_goes_on_with_other_settings_says_so() {
+    logs::capture();
+    let server = LocalServer::start().unwrap();
+    let service = local::service(&server);
+    let root = tempfile::tempdir().unwrap();
+    let data = || Batches::new(words(&tokenizer(&service), 4), 2).unwrap();
+    let train = |rank: u32, steps: usize| {
+        let mut run = Run::open(root.path(), Existing::Resume).unwrap();
+        let model = Model::new(local::base_model(&service)).with_lora(LoraConfig::rank(rank));
+        let settings = Supervised::new(model).with_epochs(2).with_max_steps(steps);
+        settings.train(&service, &mut run, &data()).unwrap();
+        std::fs::read_to_string(root.path().join("logs.log")).unwrap()
+    };
+    assert!(!train(4, 1).contains("Settings changed"));
+    assert!(!train(4, 1).contains("Settings changed"));
+    let log = train(2, 2);
+    assert!(log.contains("Settings changed: "), "{log}");
+    assert!(log.contains("lora_rank 4 -> 2"), "{log}");
+    assert!(!logs::with("whatever is set: lora_rank 4 -> 2").is_empty());
 }
 
 /// Files name things as those of the Python cookbook do, in the same order.
