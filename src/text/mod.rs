@@ -32,6 +32,7 @@ pub use chat::ChatOptions;
 pub use data::{DatumOptions, Example, Reduction};
 pub use hub::{Hub, HubCommit, HubProgress, Repo, RepoFiles, UploadOptions};
 pub use json::Json;
+pub(crate) use json::Style;
 pub use message::{Message, ToolCall, UnparsedToolCall};
 pub use renderers::{Delta, ParseStream, Parsed, Renderer, Termination, TrainOnWhat};
 pub use selection::TokenizerId;

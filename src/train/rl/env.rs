@@ -34,16 +34,17 @@ impl Observation {
     }
 }
 
-/// What came of an answer: a reward, and the next prompt unless the episode is over.
+/// What came of an answer: a reward, and the next prompt unless the episode is over. An episode in
+/// messages ([`MessageEnv`](super::MessageEnv)) goes on with messages instead.
 ///
 /// A reward that takes time to compute can be [`graded`](Self::graded) later, on the pool of
 /// threads that is kept for that.
 #[non_exhaustive]
-pub struct Step {
+pub struct Step<Next = Observation> {
     /// What the answer was worth.
     pub reward: f64,
     /// What the model reads next; nothing when the episode is over.
-    pub next: Option<Observation>,
+    pub next: Option<Next>,
     /// Numbers to average, by name.
     pub metrics: BTreeMap<String, f64>,
     /// Things to look at, by name.
@@ -53,7 +54,7 @@ pub struct Step {
 
 pub(super) type Grading = Box<dyn FnOnce() -> anyhow::Result<Grade> + Send>;
 
-impl Step {
+impl<Next> Step<Next> {
     /// The episode is over.
     pub fn done(reward: f64) -> Self {
         Self {
@@ -66,9 +67,9 @@ impl Step {
     }
 
     /// The episode goes on.
-    pub fn next(observation: Observation) -> Self {
+    pub fn next(next: Next) -> Self {
         Self {
-            next: Some(observation),
+            next: Some(next),
             ..Self::done(0.0)
         }
     }
@@ -101,9 +102,23 @@ impl Step {
         self.logs.insert(name.into(), text.into());
         self
     }
+
+    /// The same, with what the model reads next in another form.
+    pub(super) fn try_map<Other>(
+        self,
+        next: impl FnOnce(Next) -> anyhow::Result<Other>,
+    ) -> anyhow::Result<Step<Other>> {
+        Ok(Step {
+            reward: self.reward,
+            next: self.next.map(next).transpose()?,
+            metrics: self.metrics,
+            logs: self.logs,
+            grading: self.grading,
+        })
+    }
 }
 
-impl fmt::Debug for Step {
+impl<Next: fmt::Debug> fmt::Debug for Step<Next> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Step")
             .field("reward", &self.reward)

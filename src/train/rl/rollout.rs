@@ -80,9 +80,34 @@ pub struct Limits {
     pub max_trajectory_tokens: Option<usize>,
     /// The most sampled tokens of all turns. Default: none.
     pub max_sampled_tokens: Option<usize>,
+    /// How long it may take; looked at before each turn. Default: as long as it takes.
+    #[doc(alias = "rollout_timeout_seconds")]
+    pub timeout: Option<Duration>,
+    /// Whether an episode that was ended by one of these, or by the most calls of an
+    /// [`Agent`](super::Agent), is worth no more than 0, however it is graded. Default: no.
+    pub zero_reward_on_limit: bool,
 }
 
+/// The metrics of episodes that did not end by themselves.
+const BY_LIMIT: [&str; 5] = [
+    "stop/max_turns",
+    "stop/max_tokens",
+    "stop/max_sampled_tokens",
+    "stop/max_tool_calls",
+    "stop/rollout_timeout",
+];
+
 impl Limits {
+    /// What an episode's group makes of it beside the rewards of its turns.
+    fn clamped(&self, episode: &Trajectory, reward: f64) -> f64 {
+        let last = episode.transitions.last();
+        let by_limit = |name: &&str| last.is_some_and(|turn| turn.metrics.contains_key(*name));
+        match self.zero_reward_on_limit && BY_LIMIT.iter().any(by_limit) {
+            true => reward.min(-episode.reward()),
+            false => reward,
+        }
+    }
+
     /// What a turn may sample, or why there is none.
     fn budget(
         &self,
@@ -328,8 +353,11 @@ impl Stage<'_> {
                 return Ok(None);
             }
         };
+        let rewards = episodes.iter().zip(&grades);
+        let rewards = rewards.map(|(episode, grade)| self.limits.clamped(episode, grade.reward));
+        let rewards = rewards.collect();
         let mut group = TrajectoryGroup::new(episodes);
-        group.final_rewards = grades.iter().map(|grade| grade.reward).collect();
+        group.final_rewards = rewards;
         group.metrics = grades.into_iter().map(|grade| grade.metrics).collect();
         Ok(Some(group))
     }
@@ -364,6 +392,7 @@ impl Stage<'_> {
         (number, over): (u64, &Interrupt),
         timing: &Timing,
     ) -> Result<Trajectory> {
+        let begun = Instant::now();
         let start = timing.span("env_initial_observation", || env.start());
         let mut next = Some(start.map_err(in_env)?);
         let mut turns: Vec<Transition> = Vec::new();
@@ -375,7 +404,12 @@ impl Stage<'_> {
             }
             let prompt = observation.prompt.length()?;
             let most = self.params.max_tokens.unwrap_or(u32::MAX);
+            let is_late = (self.limits.timeout).is_some_and(|most| begun.elapsed() >= most);
             let budget = match self.limits.budget(most, turns.len(), prompt, sampled) {
+                _ if is_late => Err("stop/rollout_timeout"),
+                budget => budget,
+            };
+            let budget = match budget {
                 Ok(budget) => budget,
                 Err(reason) => {
                     stopped(&mut turns, reason);
@@ -607,6 +641,7 @@ mod tests {
             max_turns: Some(3),
             max_trajectory_tokens: Some(100),
             max_sampled_tokens: Some(50),
+            ..Limits::default()
         };
         for (turns, prompt, sampled, expected) in [
             (0, 10, 0, Ok(20)),
@@ -624,6 +659,30 @@ mod tests {
             );
         }
         assert_eq!(Limits::default().budget(20, 99, 1 << 20, 1 << 20), Ok(20));
+    }
+
+    #[test]
+    fn what_a_limit_ended_is_worth_no_more_than_nothing() {
+        #[track_caller]
+        fn check(stop: &str, (turn, last): (f64, f64), expected: f64) {
+            let transition = Transition {
+                reward: turn,
+                metrics: [(stop.to_owned(), 1.0)].into(),
+                ..Transition::default()
+            };
+            let episode = Trajectory::new([transition]);
+            let strict = Limits {
+                zero_reward_on_limit: true,
+                ..Limits::default()
+            };
+            assert_eq!(turn + strict.clamped(&episode, last), expected, "{stop}");
+            assert_eq!(Limits::default().clamped(&episode, last), last, "{stop}");
+        }
+        check("stop/max_turns", (1.0, 0.5), 0.0);
+        check("stop/max_tool_calls", (0.25, -1.0), -0.75);
+        check("stop/rollout_timeout", (-1.0, 0.5), -0.5);
+        check("stop/completed", (1.0, 0.5), 1.5);
+        check("stop/parse_error", (1.0, 0.5), 1.5);
     }
 
     #[test]

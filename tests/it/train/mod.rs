@@ -1,5 +1,6 @@
 //! The training toolkit.
 
+mod agents;
 mod batches;
 mod checkpoints;
 mod data;
