@@ -1,5 +1,7 @@
 //! Data in batches, the same ones every time.
 
+use std::ops::Range;
+
 use crate::text::data::permutation;
 use crate::types::Datum;
 use crate::{Error, Result};
@@ -79,13 +81,28 @@ impl Dataset for Batches {
     }
 
     fn batch(&self, epoch: usize, index: usize) -> Result<Vec<Datum>> {
-        let order = permutation(self.data.len() / self.together, epoch as u64);
-        let picked = &order[index * self.size..(index + 1) * self.size];
+        let items = self.data.len() / self.together;
+        let places = places(index, self.size, items)?;
+        let order = permutation(items, epoch as u64);
+        let picked = &order[places];
         let items = picked.iter().flat_map(|item| {
             let start = item * self.together;
             &self.data[start..start + self.together]
         });
         Ok(items.cloned().collect())
+    }
+}
+
+/// Where a batch of this size lies among so many items.
+pub(super) fn places(index: usize, size: usize, items: usize) -> Result<Range<usize>> {
+    let start = index.checked_mul(size);
+    let end = start.and_then(|start| start.checked_add(size));
+    match (start, end) {
+        (Some(start), Some(end)) if end <= items => Ok(start..end),
+        _ => {
+            let problem = format!("there is no batch {index}: there are {}", items / size);
+            Err(Error::invalid("batch", problem))
+        }
     }
 }
 

@@ -283,6 +283,26 @@ impl Loss {
         self.config.insert(name.into(), value.into());
         self
     }
+
+    /// Checks that its settings can be written down. Loops call this before they begin.
+    ///
+    /// # Errors
+    ///
+    /// If a number is not finite.
+    pub fn validate(&self) -> Result<()> {
+        for (name, value) in &self.config {
+            if let LossConfigValue::Number(number) = value
+                && !number.is_finite()
+            {
+                let field = format!("loss_fn_config.{name}");
+                return Err(Error::invalid(
+                    field,
+                    format!("must be finite, got {number}"),
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl From<LossFn> for Loss {

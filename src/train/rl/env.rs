@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::Error;
 use crate::text::Tokenizer;
 use crate::text::data::Trajectory;
+use crate::train::dataset::places;
 use crate::types::{ModelInput, SampledSequence, Stop, StopReason};
 
 /// What the model reads next, and what ends its answer.
@@ -219,7 +221,7 @@ pub struct EnvBatches {
 }
 
 impl EnvBatches {
-    /// Groups in batches of this size.
+    /// Groups in batches of this size; 0 counts as 1.
     pub fn new(groups: impl IntoIterator<Item = Arc<dyn EnvGroup>>, size: usize) -> Self {
         Self {
             groups: groups.into_iter().collect(),
@@ -243,7 +245,7 @@ impl EnvDataset for EnvBatches {
     }
 
     fn batch(&self, index: usize) -> anyhow::Result<Vec<Arc<dyn EnvGroup>>> {
-        Ok(self.groups[index * self.size..(index + 1) * self.size].to_vec())
+        Ok(self.groups[places(index, self.size, self.groups.len())?].to_vec())
     }
 }
 
@@ -346,7 +348,8 @@ impl Problem {
         Self::new(tokenizer, prompt, |_| Ok(Grade::reward(0.0)))
     }
 
-    /// Sets how often it is answered. Default: 4.
+    /// Sets how often it is answered, from 1 to 65,536 times; a batch that asks for it otherwise
+    /// fails. Default: 4.
     #[must_use]
     pub fn with_group_size(mut self, answers: usize) -> Self {
         self.group_size = answers;
@@ -398,6 +401,11 @@ impl fmt::Debug for Problem {
 
 impl EnvGroup for Problem {
     fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
+        const MOST: usize = 65_536;
+        if !(1..=MOST).contains(&self.group_size) {
+            let problem = format!("must be from 1 to {MOST}, got {}", self.group_size);
+            return Err(Error::invalid("group_size", problem).into());
+        }
         let env = || Box::new(ProblemEnv(self.clone())) as Box<dyn Env>;
         Ok((0..self.group_size).map(|_| env()).collect())
     }

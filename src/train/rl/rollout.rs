@@ -74,13 +74,13 @@ impl FailurePolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The most turns. Default: none.
+    /// The most turns, at least 1. Default: none.
     pub max_turns: Option<usize>,
-    /// The most tokens of a prompt and its answer. Default: none.
+    /// The most tokens of a prompt and its answer, at least 1. Default: none.
     pub max_trajectory_tokens: Option<usize>,
-    /// The most sampled tokens of all turns. Default: none.
+    /// The most sampled tokens of all turns, at least 1. Default: none.
     pub max_sampled_tokens: Option<usize>,
-    /// How long it may take; looked at before each turn. Default: as long as it takes.
+    /// How long it may take, more than 0; looked at before each turn. Default: as long as it takes.
     #[doc(alias = "rollout_timeout_seconds")]
     pub timeout: Option<Duration>,
     /// Whether an episode that was ended by one of these, or by the most calls of an
@@ -105,6 +105,22 @@ impl Limits {
         match self.zero_reward_on_limit && BY_LIMIT.iter().any(by_limit) {
             true => reward.min(-episode.reward()),
             false => reward,
+        }
+    }
+
+    /// Checks that they leave room for an episode, as the cookbook does.
+    pub(super) fn check(&self) -> Result<()> {
+        let limits = [
+            ("limits.max_turns", self.max_turns),
+            ("limits.max_trajectory_tokens", self.max_trajectory_tokens),
+            ("limits.max_sampled_tokens", self.max_sampled_tokens),
+        ];
+        match limits.into_iter().find(|(_, most)| *most == Some(0)) {
+            Some((field, _)) => Err(Error::invalid(field, "must be at least 1, got 0")),
+            None if self.timeout == Some(Duration::ZERO) => {
+                Err(Error::invalid("limits.timeout", "must be more than 0"))
+            }
+            None => Ok(()),
         }
     }
 

@@ -140,7 +140,7 @@ pub struct Rl {
 }
 
 impl Rl {
-    /// Training of a model whose answers have at most so many tokens.
+    /// Training of a model whose answers have at most so many tokens, at least 1.
     pub fn new(model: impl Into<Model>, max_tokens: u32) -> Self {
         Self {
             model: model.into(),
@@ -257,6 +257,14 @@ impl Rl {
         let adam = self.adam.with_learning_rate(self.learning_rate);
         check_settings(&self.model, &adam, &self.save)?;
         self.sampling.validate()?;
+        if self.sampling.max_tokens == Some(0) {
+            let problem = "must be at least 1, got 0: nothing would be said, so nothing learned";
+            return Err(Error::invalid("sampling.max_tokens", problem));
+        }
+        if let PolicyLoss::Server(loss) = &self.loss {
+            loss.validate()?;
+        }
+        self.limits.check()?;
         self.failures.check()?;
         if self.substeps == 0 {
             return Err(Error::invalid("substeps", "must be at least 1, got 0"));

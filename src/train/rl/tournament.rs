@@ -1,10 +1,10 @@
 //! Rewards from comparing answers with each other.
 
 use super::env::Grade;
-use crate::Result;
 use crate::client::SamplingClient;
 use crate::text::Tokenizer;
 use crate::types::{ModelInput, SamplingParams};
+use crate::{Error, Result};
 
 /// Which answers of a group meet: every pair within chunks of so many, once or both ways round.
 ///
@@ -42,12 +42,17 @@ pub fn matchups(n: usize, chunk: usize, both_ways: bool) -> Vec<(usize, usize)> 
 ///
 /// # Errors
 ///
-/// What `compare` returns.
+/// [`Error::Invalid`] for a meeting of an answer that is not there; what `compare` returns.
 pub fn tournament(
     answers: usize,
     matchups: &[(usize, usize)],
     mut compare: impl FnMut(usize, usize) -> anyhow::Result<f64>,
 ) -> anyhow::Result<Vec<Grade>> {
+    let is_there = |(a, b): &&(usize, usize)| *a.max(b) < answers;
+    if let Some(matchup) = matchups.iter().find(|matchup| !is_there(matchup)) {
+        let problem = format!("{matchup:?} is none of {answers} answers, counted from 0");
+        return Err(Error::invalid("matchups", problem).into());
+    }
     let mut scores = vec![(0.0, 0); answers];
     for &(a, b) in matchups {
         let result = compare(a, b)?;

@@ -117,7 +117,7 @@ fn what_a_limit_ends_can_be_worth_nothing() {
     assert!(rewards <= 0.0, "{rewards}");
 
     let mut limits = Limits::default();
-    limits.timeout = Some(Duration::ZERO);
+    limits.timeout = Some(Duration::from_nanos(1));
     let run = talk(limits);
     let late = run.metrics[0].number("env/all/stop/rollout_timeout");
     assert_eq!(late, Some(1.0), "each ends before it has begun");

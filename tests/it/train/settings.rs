@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use tinker::local::{LocalServer, RecordedRequest};
 use tinker::text::data::KlPenalty;
-use tinker::train::rl::{EnvBatches, FailurePolicy, Grade, Mode, Problem, Rl, SelfDistillation};
+use tinker::train::rl::{
+    EnvBatches, EnvDataset, FailurePolicy, Grade, Limits, Mode, Problem, Rl, SelfDistillation,
+    tournament,
+};
 use tinker::train::{
     Batches, Dataset, Dpo, Existing, Model, Report, Run, SavePolicy, Schedule, Supervised,
 };
-use tinker::{Datum, Error, LoraConfig, Result, ServiceClient, Tokenizer};
+use tinker::{Datum, Error, LoraConfig, LossFn, Result, ServiceClient, Tokenizer};
 
 use crate::support::local;
 
@@ -101,6 +104,32 @@ fn of_reinforcement() {
         rl.sampling.temperature = f64::NAN;
         rl
     });
+    refused("max_tokens", |mut rl| {
+        rl.sampling.max_tokens = Some(0);
+        rl
+    });
+    for threshold in [f64::NAN, f64::INFINITY] {
+        refused("loss_fn_config.clip_low_threshold", |rl| {
+            rl.with_loss(LossFn::Ppo.with("clip_low_threshold", threshold))
+        });
+    }
+    for (field, change) in [
+        (
+            "limits.max_turns",
+            (|limits| limits.max_turns = Some(0)) as fn(&mut Limits),
+        ),
+        ("limits.max_trajectory_tokens", |limits| {
+            limits.max_trajectory_tokens = Some(0);
+        }),
+        ("limits.max_sampled_tokens", |limits| {
+            limits.max_sampled_tokens = Some(0);
+        }),
+    ] {
+        refused(field, |mut rl| {
+            change(&mut rl.limits);
+            rl
+        });
+    }
     for share in [-0.1, 1.1, f64::NAN] {
         refused("failures", |rl| {
             rl.with_failures(FailurePolicy::MinViable(share))
@@ -120,6 +149,34 @@ fn of_reinforcement() {
         save.ttl = Some(Duration::from_secs(1));
         rl.with_save(save)
     });
+}
+
+#[test]
+fn of_groups_and_batches() {
+    #[track_caller]
+    fn check<T>(field: &str, result: anyhow::Result<T>) {
+        let error = result.err().expect(field);
+        assert!(error.to_string().contains(field), "{field}: {error}");
+    }
+    let tokenizer = Tokenizer::for_model(TINY).unwrap();
+    let problem = |size| {
+        let problem = Problem::without_reward(&tokenizer, vec![65]).with_group_size(size);
+        problem.into_group()
+    };
+    assert_eq!(problem(1).envs().unwrap().len(), 1);
+    for size in [0, usize::MAX] {
+        check("group_size", problem(size).envs());
+    }
+    let groups = EnvBatches::new([problem(1), problem(1)], 2);
+    assert_eq!(groups.batch(0).unwrap().len(), 2);
+    for index in [1, usize::MAX] {
+        check("batch", groups.batch(index));
+        check("batch", datums().batch(0, index.max(2)).map_err(Into::into));
+    }
+    let never = |_, _| -> anyhow::Result<f64> { unreachable!("the matchups are checked before") };
+    for matchup in [(0, 2), (usize::MAX, 1)] {
+        check("matchups", tournament(2, &[matchup], never));
+    }
 }
 
 #[test]
