@@ -16,7 +16,7 @@ use tinker::{
 };
 
 use crate::support::fake::Fake;
-use crate::support::local::{base_model, service};
+use crate::support::local::{base_model, config, service};
 use crate::support::scripted::{Gate, Reply};
 
 fn sampler(service: &ServiceClient) -> SamplingClient {
@@ -83,6 +83,16 @@ fn pollers() -> [Builder; 2] {
             .flag("sample_use_retrieve_futures", poller)
             .record(true)
     })
+}
+
+#[test]
+fn threads_without_end_are_as_many_as_are_needed() {
+    let server = LocalServer::start().unwrap();
+    let config = config(&server).with_max_waiting_threads(usize::MAX);
+    let service = ServiceClient::new(config).unwrap();
+    let params = SamplingParams::max_tokens(1);
+    let prompt = ModelInput::from_ints(vec![104]);
+    sampler(&service).sample(&prompt, params).unwrap();
 }
 
 #[test]

@@ -129,7 +129,8 @@ impl Sampling {
                 // A thread for every submission that counts, for those that do not any more, and
                 // for every sampler's share.
                 let shares = SHARE * queue.lanes();
-                couriers.allow(most.min(threads + queue.silent() + shares));
+                let wanted = threads.saturating_add(queue.silent() + shares);
+                couriers.allow(most.min(wanted));
                 couriers.run(move || {
                     job.go(post, flight);
                     while let Some((job, post, flight)) = queue.try_next() {
