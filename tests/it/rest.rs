@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tinker::client::{CopyOptions, ListOptions};
+use tinker::client::{CopyOptions, ListOptions, Pages};
 use tinker::config::Config;
-use tinker::types::{AccessScope, AuditEventType, Date, SessionSearch};
+use tinker::types::{AccessScope, AuditEventType, Date, SessionSearch, TrainingRun};
 use tinker::unversioned::Clock;
 use tinker::{Error, LoraConfig, RestClient, ServiceClient};
 
@@ -391,6 +391,10 @@ fn lists_what_the_embedded_server_keeps() {
         paths.push(saved.join().unwrap().path);
     }
     let rest = service.rest();
+    // Pages that hold nothing would pass for a list that does.
+    let first = |mut pages: Pages<TrainingRun>| pages.next().unwrap();
+    let error = first(rest.training_runs(0)).unwrap_err();
+    assert!(error.to_string().contains("limit"), "{error}");
     let two = || ListOptions::default().with_limit(2);
     assert_eq!(
         rest.training_runs(two())

@@ -128,8 +128,7 @@ impl RestClient {
     /// Every training run, the last used first.
     pub fn training_runs(&self, options: impl Into<ListOptions>) -> Pages<TrainingRun> {
         let (rest, options) = (self.clone(), options.into());
-        Pages::by_offset(options.offset, move |offset| {
-            let options = options.clone().with_offset(offset);
+        Pages::by_offset(options, move |options| {
             let page = rest.list_training_runs(options)?;
             Ok((page.training_runs, Some(page.cursor)))
         })
@@ -162,8 +161,8 @@ impl RestClient {
     /// Every checkpoint of the caller's runs, newest first.
     pub fn user_checkpoints(&self, options: impl Into<ListOptions>) -> Pages<Checkpoint> {
         let (rest, options) = (self.clone(), options.into());
-        Pages::by_offset(options.offset, move |offset| {
-            let page = rest.list_user_checkpoints(options.clone().with_offset(offset))?;
+        Pages::by_offset(options, move |options| {
+            let page = rest.list_user_checkpoints(options)?;
             Ok((page.checkpoints, page.cursor))
         })
     }
@@ -317,8 +316,8 @@ impl RestClient {
     /// Every session id, newest first.
     pub fn sessions(&self, options: impl Into<ListOptions>) -> Pages<SessionId> {
         let (rest, options) = (self.clone(), options.into());
-        Pages::by_offset(options.offset, move |offset| {
-            let page = rest.list_sessions(options.clone().with_offset(offset))?;
+        Pages::by_offset(options, move |options| {
+            let page = rest.list_sessions(options)?;
             Ok((page.sessions, None))
         })
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::vec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::{AccessScope, Cursor};
 
 /// What part of a list to ask for.
@@ -20,7 +20,8 @@ use crate::types::{AccessScope, Cursor};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListOptions {
-    /// How many records a page holds. Default: 100 for checkpoints, 20 for everything else.
+    /// How many records a page holds; a whole list takes at least 1. Default: 100 for checkpoints,
+    /// 20 for everything else.
     pub limit: Option<u32>,
     /// How many records to skip. Default: 0.
     pub offset: u64,
@@ -109,13 +110,17 @@ impl<T> Pages<T> {
     /// Pages counted by an offset. `fetch` gives the page at an offset and, where the service
     /// says it, how many records there are; without that, an empty page is the last.
     pub(super) fn by_offset(
-        mut offset: u64,
-        mut fetch: impl FnMut(u64) -> Result<(Vec<T>, Option<Cursor>)> + Send + 'static,
+        mut options: ListOptions,
+        mut fetch: impl FnMut(ListOptions) -> Result<(Vec<T>, Option<Cursor>)> + Send + 'static,
     ) -> Self {
         Self::new(move || {
-            let (items, cursor) = fetch(offset)?;
-            offset += items.len() as u64;
-            let more = !items.is_empty() && cursor.is_none_or(|c| offset < c.total_count);
+            // Pages of nothing would pass for the end of the list.
+            if options.limit == Some(0) {
+                return Err(Error::invalid("limit", "must be at least 1, got 0"));
+            }
+            let (items, cursor) = fetch(options.clone())?;
+            options.offset = options.offset.saturating_add(items.len() as u64);
+            let more = !items.is_empty() && cursor.is_none_or(|c| options.offset < c.total_count);
             Ok(Page { items, more })
         })
     }
@@ -157,13 +162,14 @@ impl<T> fmt::Debug for Pages<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Context, Error};
+    use crate::error::Context;
 
     /// Lists `total` records in pages of `limit`; the offsets asked for, and the records.
     #[track_caller]
     fn check(total: u64, limit: u64, counted: bool, expected_offsets: &[u64]) {
         let (sender, offsets) = crossbeam_channel::unbounded();
-        let pages = Pages::by_offset(0, move |offset| {
+        let pages = Pages::by_offset(ListOptions::default(), move |options| {
+            let offset = options.offset;
             sender.send(offset).unwrap();
             let items: Vec<u64> = (offset..total.min(offset + limit)).collect();
             let cursor = Cursor {
