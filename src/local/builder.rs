@@ -31,6 +31,8 @@ use crate::error::{Error, Result};
 
 /// More would be a mistake.
 const LONGEST_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+/// As many cores as no machine has; more threads would only be in each other's way.
+const MOST_THREADS: usize = 1_024;
 
 /// Sets the options of a [`LocalServer`].
 ///
@@ -160,14 +162,15 @@ impl Builder {
     }
 
     /// Answers to this host name beside addresses and `localhost`; other names are refused, since a
-    /// page of another site may make its own name point here. Default: none.
+    /// page of another site may make its own name point here. The name alone, without a port.
+    /// Default: none.
     pub fn allow_host(mut self, name: impl Into<String>) -> Self {
         self.guard.hosts.push(name.into().to_ascii_lowercase());
         self
     }
 
-    /// Lets pages of this site, such as `https://example.org`, use the server from a browser.
-    /// Default: none but its own.
+    /// Lets pages of this site use the server from a browser. A site is scheme, host and port as
+    /// browsers say it, such as `https://example.org`, or `null` for files. Default: none but its own.
     pub fn cors(mut self, origin: impl Into<String>) -> Self {
         self.guard.origins.push(origin.into());
         self
@@ -269,8 +272,8 @@ impl Builder {
         self
     }
 
-    /// How many threads the model's arithmetic uses; results do not depend on it. 0 takes one
-    /// per core. Default: 0.
+    /// How many threads the model's arithmetic uses, at most 1,024; results do not depend on it. 0
+    /// takes one per core. Default: 0.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
@@ -514,6 +517,11 @@ impl Builder {
                 return Err(Error::invalid(field, "must be a year at most"));
             }
         }
+        self.guard.validate()?;
+        if self.threads > MOST_THREADS {
+            let problem = format!("must be at most {MOST_THREADS}, got {}", self.threads);
+            return Err(Error::invalid("threads", problem));
+        }
         if self.long_poll > Duration::from_secs(30) {
             return Err(Error::invalid("long_poll", "must be 30 s at most"));
         }
@@ -527,6 +535,7 @@ impl Builder {
         }
         for fault in &self.faults {
             check_endpoint("fault", fault.endpoint())?;
+            fault.check().map_err(|error| error.within("fault"))?;
         }
         for endpoint in self.latencies.keys() {
             check_endpoint("latency", endpoint)?;

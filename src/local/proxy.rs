@@ -114,13 +114,14 @@ impl ProxyBuilder {
         self
     }
 
-    /// Answers to this host name beside addresses and `localhost`. Default: none.
+    /// Answers to this host name, without a port, beside addresses and `localhost`. Default: none.
     pub fn allow_host(mut self, name: impl Into<String>) -> Self {
         self.guard.hosts.push(name.into().to_ascii_lowercase());
         self
     }
 
-    /// Lets pages of this site use the endpoint from a browser. Default: none.
+    /// Lets pages of this site, such as `https://example.org`, use the endpoint from a browser.
+    /// Default: none.
     pub fn cors(mut self, origin: impl Into<String>) -> Self {
         self.guard.origins.push(origin.into());
         self
@@ -146,6 +147,7 @@ impl ProxyBuilder {
         if self.key.as_ref().is_some_and(Key::is_empty) {
             return Err(Error::invalid("api_key", "must not be empty"));
         }
+        self.guard.validate()?;
         let listener = listen(self.address)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use hyper::header::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
 
 /// One fault: which endpoint it hits, what goes wrong, and how often.
 ///
@@ -41,7 +44,7 @@ pub struct Fault {
 pub enum FaultKind {
     /// An error status instead of the answer; the request has no effect.
     Status {
-        /// The HTTP status.
+        /// The HTTP status, from 200 to 999.
         status: u16,
         /// Extra headers, in order.
         #[serde(default)]
@@ -85,7 +88,7 @@ impl Fault {
         }
     }
 
-    /// Answers with this status; the request has no effect.
+    /// Answers with this status, from 200 to 999; the request has no effect.
     pub fn status(endpoint: impl Into<String>, status: u16) -> Self {
         Self::new(
             endpoint,
@@ -167,6 +170,35 @@ impl Fault {
         self.rate = rate;
         self.seed = seed;
         self
+    }
+
+    /// Refuses what could not strike as it is told to.
+    pub(in crate::local) fn check(&self) -> Result<()> {
+        if !(0.0..=1.0).contains(&self.rate) {
+            let problem = format!("must be from 0 to 1, got {}", self.rate);
+            return Err(Error::invalid("rate", problem));
+        }
+        let FaultKind::Status {
+            status, headers, ..
+        } = &self.kind
+        else {
+            return Ok(());
+        };
+        // Below 200 it would not be an answer yet.
+        if !(200..=999).contains(status) {
+            let problem = format!("must be from 200 to 999, got {status}");
+            return Err(Error::invalid("status", problem));
+        }
+        let is_header = |(name, value): &&(String, String)| {
+            HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_ok()
+        };
+        match headers.iter().find(|header| !is_header(header)) {
+            Some((name, value)) => {
+                let problem = format!("{name:?} cannot be one, of {value:?}");
+                Err(Error::invalid("headers", problem))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(in crate::local) fn endpoint(&self) -> &str {

@@ -1,6 +1,6 @@
 //! What the server tells clients about itself: `client/config` and `client/dynamic_config`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -42,14 +42,21 @@ impl Flags {
             .get_mut(name)
             .or_else(|| self.dynamic.get_mut(name))
             .ok_or_else(|| Error::invalid(name, "is not a configuration flag"))?;
-        if std::mem::discriminant(slot) != std::mem::discriminant(&value) {
+        let usual = std::mem::replace(slot, value.clone());
+        let is_alike = std::mem::discriminant(&usual) == std::mem::discriminant(&value);
+        if !is_alike || !self.can_be_read() {
             return Err(Error::invalid(
                 name,
-                format!("takes a value like {slot}, got {value}"),
+                format!("takes a value like {usual}, got {value}"),
             ));
         }
-        *slot = value;
         Ok(())
+    }
+
+    /// Whether clients could read them: a number below 0, or a part of one, they could not.
+    fn can_be_read(&self) -> bool {
+        ClientConfig::deserialize(&self.client).is_ok()
+            && DynamicConfig::deserialize(&self.dynamic).is_ok()
     }
 
     pub(in crate::local) fn jwt_enabled(&self) -> bool {
@@ -80,5 +87,6 @@ mod tests {
         assert_eq!(flags.dynamic()["sample_cancel_enabled"], json!(true));
         assert!(flags.set("no_such_flag", true.into()).is_err());
         assert!(flags.set("fwdbwd_max_chunk_len", true.into()).is_err());
+        assert!(flags.set("fwdbwd_max_chunk_len", (-1).into()).is_err());
     }
 }

@@ -73,6 +73,7 @@ impl Service {
 
     pub(in crate::local) fn add_fault(&self, fault: Fault) -> Result<()> {
         check_endpoint("endpoint", fault.endpoint())?;
+        fault.check()?;
         lock(&self.faults).add(fault);
         Ok(())
     }

@@ -10,7 +10,8 @@ use hyper::header::{ACCESS_CONTROL_ALLOW_ORIGIN, HeaderName, VARY};
 use hyper::{Method, StatusCode};
 
 use super::{Refusal, Reply, Request};
-use crate::types::url::host_and_port;
+use crate::error::{Error, Result};
+use crate::types::url::{Url, host_and_port};
 use crate::wire::reply::PROTOBUF;
 
 /// The names this server answers to, and the sites whose pages may use it.
@@ -23,6 +24,22 @@ pub(in crate::local) struct Guard {
 }
 
 impl Guard {
+    /// Refuses names and sites as no browser says them, which would let nobody in.
+    pub(in crate::local) fn validate(&self) -> Result<()> {
+        if let Some(name) = self.hosts.iter().find(|name| !is_host(name)) {
+            let problem = format!("must be a host's name alone, such as gpu.lan, got {name:?}");
+            return Err(Error::invalid("allow_host", problem));
+        }
+        if let Some(site) = self.origins.iter().find(|site| !is_origin(site)) {
+            let problem = format!(
+                "must be a site as browsers say it, such as https://example.org without anything \
+                 after it, or null, got {site:?}"
+            );
+            return Err(Error::invalid("cors", problem));
+        }
+        Ok(())
+    }
+
     /// Lets a request in; gives back the site it came from if that was allowed by name.
     pub(super) fn check(&self, request: &Request, scheme: &str) -> Result<Option<String>, Refusal> {
         let host = request.header("host").unwrap_or_default();
@@ -60,6 +77,21 @@ impl Guard {
             || address.parse::<IpAddr>().is_ok()
             || self.hosts.contains(&name)
     }
+}
+
+fn is_host(name: &str) -> bool {
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.parse::<IpAddr>().is_ok() || (!name.is_empty() && name.bytes().all(is_of_name))
+}
+
+fn is_origin(site: &str) -> bool {
+    let is_of_site =
+        |byte: u8| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && byte != b'*';
+    let is_bare = |url: Url<'_>| {
+        let parts = [url.scheme, url.authority];
+        parts.iter().all(|part| !part.is_empty()) && url.rest.is_empty() && url.user().is_none()
+    };
+    site == "null" || (site.bytes().all(is_of_site) && Url::split(site).is_some_and(is_bare))
 }
 
 /// Whether a browser opens the console's page in a window of its own.

@@ -7,10 +7,70 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tinker::local::LocalServer;
+use tinker::local::{Builder, LocalServer, Proxy, ProxyBuilder, Upstream, UpstreamModel};
 
 use super::Caller;
 use crate::support::http::{get, request};
+
+/// What no browser says could never be let in, and nobody would know why.
+#[test]
+fn names_and_sites_as_no_browser_says_them_are_refused() {
+    #[derive(Debug)]
+    struct Nothing;
+    impl Upstream for Nothing {
+        fn models(&self) -> tinker::Result<Vec<String>> {
+            Ok(Vec::new())
+        }
+        fn open(&self, model: &str) -> tinker::Result<UpstreamModel> {
+            unreachable!("nobody asks for {model}")
+        }
+    }
+    #[track_caller]
+    fn check(builder: Builder, proxy: ProxyBuilder, field: &str) {
+        let errors = [builder.start().unwrap_err(), proxy.start().unwrap_err()];
+        for error in errors {
+            assert!(error.to_string().contains(field), "{field}: {error}");
+        }
+    }
+    let proxy = || Proxy::builder(Nothing);
+    for site in [
+        "",
+        "*",
+        "good.example",
+        "https://",
+        "https://good.example/",
+        "https://Good.example",
+        "https://good.example\n",
+        "https://me@good.example",
+    ] {
+        check(
+            LocalServer::builder().cors(site),
+            proxy().cors(site),
+            "cors",
+        );
+    }
+    for name in [
+        "",
+        "gpu.lan:8000",
+        "http://gpu.lan",
+        "gpu lan",
+        "*.lan",
+        "gpü.lan",
+    ] {
+        let builder = LocalServer::builder().allow_host(name);
+        check(builder, proxy().allow_host(name), "allow_host");
+    }
+    let usable = [
+        "null",
+        "http://localhost:5173",
+        "app://obsidian.md",
+        "http://[::1]:80",
+    ];
+    let server = usable
+        .iter()
+        .fold(LocalServer::builder(), |builder, site| builder.cors(*site));
+    server.allow_host("My_gpu-1.lan").start().unwrap();
+}
 
 #[test]
 fn a_page_of_another_site_is_refused() {

@@ -37,6 +37,12 @@ fn refuses_unusable_options() {
     assert!(message.contains("API key"), "{message}");
     let message = refused(LocalServer::builder().long_poll(Duration::from_secs(60)));
     assert!(message.contains("30 s"), "{message}");
+    let message = refused(LocalServer::builder().threads(1_025));
+    assert!(message.contains("threads"), "{message}");
+    for value in [json!(-1), json!(0.5), json!(1e300)] {
+        let message = refused(LocalServer::builder().flag("fwdbwd_max_chunk_len", value));
+        assert!(message.contains("fwdbwd_max_chunk_len"), "{message}");
+    }
 }
 
 #[test]
@@ -178,6 +184,33 @@ fn faults_do_what_they_say() {
     assert_eq!(send().unwrap().status, 200);
     assert_eq!(server.requests().len(), 6);
     assert_eq!(server.requests()[0].endpoint(), "create_session");
+}
+
+#[test]
+fn faults_that_could_not_strike_as_told_are_refused() {
+    let server = LocalServer::builder().admin(true).start().unwrap();
+    let check = |fault: Fault, field: &str| {
+        let error = server.add_fault(fault.clone()).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+        let body = serde_json::to_vec(&fault).unwrap();
+        let reply = request(&server.base_url(), "POST", "/admin/faults", &[], &body).unwrap();
+        assert_eq!(reply.status, 422, "{fault:?}");
+        let error = LocalServer::builder().fault(fault).start().unwrap_err();
+        assert!(error.to_string().contains(field), "{error}");
+    };
+    let status = |status| Fault::status("healthz", status);
+    for odd in [0, 99, 101, 199, 1000, u16::MAX] {
+        check(status(odd), "status");
+    }
+    for rate in [-0.1, 1.1] {
+        check(status(503).with_rate(rate, 0), "rate");
+    }
+    check(status(503).with_header("a\nb", "c"), "headers");
+    check(status(503).with_header("a", "b\nc"), "headers");
+    assert_eq!(get(&server.base_url(), "healthz").status, 200);
+    for usable in [status(999), status(200).with_rate(0.0, 0)] {
+        server.add_fault(usable).unwrap();
+    }
 }
 
 #[test]

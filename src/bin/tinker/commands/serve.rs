@@ -92,7 +92,7 @@ pub(crate) struct Serve {
     /// Draw samples from the weights rounded to Q8_0: faster, and not quite what training scores.
     #[arg(long)]
     quantized_sampling: bool,
-    /// Threads for the model's arithmetic; 0 takes one per core.
+    /// Threads for the model's arithmetic, at most 1024; 0 takes one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Set a configuration flag clients will see, as NAME=JSON.
