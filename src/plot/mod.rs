@@ -124,10 +124,10 @@ impl Plot {
         self
     }
 
-    /// Sets the size of the SVG, in pixels. Default: 640 by 360.
+    /// Sets the size of the SVG, in pixels, from 160 by 120 to 10,000 each. Default: 640 by 360.
     #[must_use]
     pub fn with_size(mut self, width: u32, height: u32) -> Self {
-        self.size = (width.max(160), height.max(120));
+        self.size = (width.clamp(160, 10_000), height.clamp(120, 10_000));
         self
     }
 
@@ -158,10 +158,10 @@ impl Plot {
         svg::draw(self, svg::Manner::Inline)
     }
 
-    /// The plot as lines of text: the title, `height` rows, an axis and its numbers, each at
-    /// most `width` characters wide.
+    /// The plot as lines of text: the title, `height` rows, from 2 to 1,000, an axis and its
+    /// numbers, each at most `width` characters wide, from 20 to 1,000.
     pub fn to_text(&self, width: usize, height: usize) -> String {
-        text::draw(self, width.max(20), height.max(2))
+        text::draw(self, width.clamp(20, 1_000), height.clamp(2, 1_000))
     }
 
     /// The curves that have points to draw.

@@ -292,6 +292,22 @@ mod tests {
     use super::super::{Plot, Series};
 
     #[test]
+    fn a_size_beyond_reason_is_cut() {
+        let plot = Plot::new("x").with_series(Series::new("a", [(0.0, 1.0), (1.0, 2.0)]));
+        let whole = |width, height| plot.clone().with_size(width, height).to_inline_svg();
+        assert_eq!(whole(u32::MAX, u32::MAX), whole(10_000, 10_000));
+        assert_eq!(whole(0, 0), whole(160, 120));
+        let text = plot.to_text(usize::MAX, usize::MAX);
+        assert_eq!(
+            (
+                text.lines().count(),
+                text.lines().all(|line| line.chars().count() <= 1_000)
+            ),
+            (1_003, true)
+        );
+    }
+
+    #[test]
     fn names_cannot_leave_their_place() {
         let plot = Plot::new("<script>alert(\"x\")</script>")
             .with_series(Series::new("a&b", [(0.0, 1.0), (1.0, 2.0)]))
