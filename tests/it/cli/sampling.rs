@@ -176,6 +176,10 @@ fn texts_are_scored_and_compared() {
         .run(&["-f", "json", "score", MODEL, "text.txt", "--context", "4"])
         .json();
     assert_eq!(parts["scored_tokens"], whole["scored_tokens"]);
+    for few in ["0", "1"] {
+        let said = desk.run(&["score", MODEL, "text.txt", "--context", few]);
+        assert!(said.failed(2).contains("--context"), "{few}");
+    }
     assert!(
         desk.run(&["score", MODEL, "text.txt"])
             .ok()

@@ -77,7 +77,7 @@ pub(crate) struct Score {
     model: String,
     /// The text.
     file: PathBuf,
-    /// How many tokens the model sees at once; the service's limit by default.
+    /// How many tokens the model sees at once, at least 2; the service's limit by default.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// The tokenizer's folder or its model's name, if not the model's own.
@@ -97,6 +97,10 @@ struct Perplexity {
 
 impl Score {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
+        if let Some(tokens @ 0..2) = self.context {
+            let problem = format!("--context must be at least 2, got {tokens}");
+            return Err(Failure::usage(problem).into());
+        }
         let file = self.file.display();
         let text = fs::read_to_string(&self.file).with_context(|| format!("cannot read {file}"))?;
         let service = connect(context)?;
