@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Command;
 use clap::error::ErrorKind;
+use serde_json::Value;
 use tinker::Error;
 use tinker::error::ErrorCategory;
 
@@ -42,6 +43,11 @@ impl Failure {
             advice: None,
             exit: Exit::Failure,
         }
+    }
+
+    /// An error of the library, which the command knows advice on.
+    pub(crate) fn because(error: Error) -> Self {
+        Self::new(format!("{:#}", anyhow::Error::from(error)))
     }
 
     /// Something wrong with what was typed.
@@ -91,19 +97,37 @@ pub(crate) fn report(error: &anyhow::Error) -> Exit {
     failure.map_or(Exit::Failure, |failure| failure.exit)
 }
 
+/// What a client is made from is wrong; the doctor looks at all of it.
+pub(crate) fn of_settings(error: Error) -> anyhow::Error {
+    match error {
+        Error::Config(_) => Failure::because(error)
+            .advise("Correct the setting; 'tinker doctor' checks them all.")
+            .into(),
+        other => other.into(),
+    }
+}
+
+/// Whether an answer is none of Tinker's, which says in JSON what it refuses.
+pub(crate) fn is_foreign(error: &Error) -> bool {
+    matches!(error.body(), Some(Value::String(_)))
+}
+
 /// What to do about an error of the library.
 fn advice(error: &Error) -> Option<&'static str> {
     Some(match error {
         Error::Invalid(_) => return None,
         Error::Credentials(_) => "Set TINKER_API_KEY, or store a key with 'tinker auth login'.",
-        Error::Config(_) => "Correct the setting; 'tinker doctor' checks them all.",
+        // A file or a folder, as the message says, unless it is about a request.
+        Error::Config(context) if context.request.is_none() || context.status.is_some() => {
+            return None;
+        }
+        Error::Config(_) => "Correct the setting; 'tinker doctor' looks further.",
         Error::Connection(_) | Error::Timeout(_) => {
             "Check the network and TINKER_BASE_URL; 'tinker doctor' looks further."
         }
-        Error::Reply(_) => {
-            "Check that TINKER_BASE_URL is that of a Tinker server; 'tinker doctor' looks further."
-        }
+        Error::Reply(_) => NO_TINKER,
         Error::Status(context) => match context.status.unwrap_or_default() {
+            404 | 405 | 501 if is_foreign(error) => NO_TINKER,
             401 => "The server refused the key: check TINKER_API_KEY or run 'tinker auth login'.",
             402 => "Add credit or a payment method in the console.",
             403 => "The key may not do this: use one of the owner or of an administrator.",
@@ -123,10 +147,14 @@ fn advice(error: &Error) -> Option<&'static str> {
     })
 }
 
+/// What answers is no Tinker server.
+const NO_TINKER: &str =
+    "Check that TINKER_BASE_URL is that of a Tinker server; 'tinker doctor' looks further.";
+
 /// At most so much of a message is shown: some servers answer with a page.
 const LONGEST: usize = 600;
 
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let mut words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((end, _)) = words.char_indices().nth(LONGEST) {
         words.truncate(end);
@@ -158,6 +186,8 @@ pub(crate) fn usage(error: &clap::Error, program: Command) -> Exit {
     let (problem, rest) = rendered
         .split_once("Usage: ")
         .unwrap_or((&rendered, &typed));
+    let problem = problem.split("\n\nFor more information").next();
+    let problem = problem.unwrap_or_default();
     let usage = rest.lines().next().unwrap_or("tinker");
     say!("Usage: {usage}");
     say!("Try '{} --help' for help.", command_of(usage));

@@ -29,7 +29,8 @@ impl Weights {
     /// If a file is missing or damaged, or the model is of a kind this engine does not run; the
     /// message names the file, the tensor or the setting.
     pub(crate) fn load(folder: &Path) -> Result<Self> {
-        let mut config = Config::parse(&read(&folder.join("config.json"))?)?;
+        let file = folder.join("config.json");
+        let mut config = Config::parse(&read(&file)?).map_err(|error| in_file(&file, error))?;
         let generation = folder.join("generation_config.json");
         if generation.exists() {
             config = config.with_generation(&read(&generation)?)?;
@@ -55,6 +56,17 @@ impl Weights {
             ));
         }
         Self::assemble(config, &tensors)
+    }
+}
+
+/// What is wrong with a configuration, and where: a server may have several models.
+fn in_file(file: &Path, error: Error) -> Error {
+    match error {
+        Error::Config(mut context) => {
+            context.message = format!("{} cannot be read", file.display());
+            Error::Config(context)
+        }
+        other => other.within(&file.display().to_string()),
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn error_from_response(response: &Response, request: &str, now: Syste
 fn message_of(body: &Value) -> String {
     let text = match body.get("detail").unwrap_or(body) {
         Value::Null => String::new(),
-        Value::String(text) => text.trim().to_owned(),
+        Value::String(text) => page(text).unwrap_or_else(|| text.trim().to_owned()),
         Value::Array(items) => {
             // FastAPI's validation errors: where, and what is wrong there.
             let lines: Vec<String> = items.iter().map(validation_line).collect();
@@ -65,6 +65,15 @@ fn message_of(body: &Value) -> String {
         Some((cut, _)) => format!("{}…", &text[..cut]),
         None => text,
     }
+}
+
+/// A page instead of an answer, as gateways and other servers give it, is known by its title.
+fn page(text: &str) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    let start = lower.find("<title>")? + "<title>".len();
+    let end = start + lower[start..].find("</title>")?;
+    let title: Vec<&str> = text[start..end].split_whitespace().collect();
+    Some(format!("a web page, \"{}\"", title.join(" ")))
 }
 
 fn validation_line(item: &Value) -> String {

@@ -31,6 +31,13 @@ fn what_the_server_refuses_is_explained() {
         "404",
         "tinker run list",
     );
+    check(
+        &right,
+        &["-f", "json", "session", "export-trace", "nope"],
+        1,
+        "404",
+        "before ':train'",
+    );
     let wrong = Desk::at(&server.base_url()).with("TINKER_API_KEY", "tml-wrong");
     check(&wrong, &["run", "list"], 1, "401", "check TINKER_API_KEY");
     let none = Desk::bare().with("TINKER_BASE_URL", &server.base_url());
@@ -66,12 +73,81 @@ fn a_server_that_answers_with_a_page_is_told_from_tinker() {
     server.otherwise(move |_| Reply::bytes("text/html", page.clone()));
     let desk = Desk::at(&server.url());
     check(&desk, &["run", "list"], 1, "", "a Tinker server");
+    let lost = "<html>\n<head><title>404 Not\nFound</title></head>\n<body>nginx</body>\n</html>";
+    server.otherwise(move |_| Reply::bytes("text/html", lost).with_status(404));
+    let problem = "a web page, \"404 Not Found\" (status 404";
+    check(&desk, &["run", "list"], 1, problem, "a Tinker server");
+    let doctor = desk.run(&["doctor"]);
+    assert!(
+        doctor.stdout.contains("a web page, \"404 Not Found\""),
+        "{doctor:?}"
+    );
     server.otherwise(|_| Reply::bytes("text/html", "<h1>\u{1b}[2Jnot here</h1>").with_status(404));
     let said = desk.run(&["run", "list"]).failed(1);
     assert!(
         !said.contains('\u{1b}'),
         "a server's text is no command to the terminal: {said:?}"
     );
+}
+
+/// What is no setting of the client is nothing that the doctor looks at.
+#[test]
+fn what_a_server_cannot_use_is_explained() {
+    let desk = Desk::bare();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let port = port.as_str();
+    std::fs::create_dir(desk.path().join("other")).unwrap();
+    std::fs::write(desk.path().join("other/config.json"), "{}").unwrap();
+    for (args, problem, advice) in [
+        (&["serve", "--port", port][..], "already in use", "--port"),
+        (&["console", "--port", port], "already in use", "--port"),
+        (
+            &["serve", "--port", "0", "--host", "0.0.0.0"],
+            "demands an API key",
+            "--key-file",
+        ),
+        (
+            &["serve", "--port", "0", "--model", "other"],
+            "other/config.json",
+            "",
+        ),
+        (
+            &["serve", "--port", "0", "--adapter", "other"],
+            "there is no adapter_config.json",
+            "",
+        ),
+        (
+            &["serve", "--port", "0", "--data", "other"],
+            "is not a data folder",
+            "",
+        ),
+        (
+            &["runs", "show", "nosuch"],
+            "nosuch holds no run",
+            "tinker runs ls",
+        ),
+        (
+            &["runs", "ls", "nosuch"],
+            "there is no folder nosuch",
+            "tinker runs ls",
+        ),
+        (&["tokenize", "./nosuch", "x"], "there is no ./nosuch", ""),
+    ] {
+        let said = desk.run(args).failed(1);
+        let mut lines = said.lines().skip_while(|line| line.starts_with("WARN: "));
+        let first = lines.next().unwrap_or_default();
+        assert!(
+            first.starts_with("Error: ") && first.contains(problem),
+            "{said}"
+        );
+        let second = lines.next().unwrap_or_default();
+        assert!(
+            second.contains(advice) && !said.contains("doctor"),
+            "{said}"
+        );
+        assert_eq!(lines.next(), None, "{said}");
+    }
 }
 
 /// Names of files are bytes, and not every one of them is text.
@@ -143,6 +219,11 @@ fn wrong_words_are_usage_errors() {
             "possible values: table, json",
         ),
         (&["tokenize", "-m"], "tinker tokenize", "'-m' found; tip: "),
+        (
+            &["serve", "--log", "loud"],
+            "tinker serve",
+            "[possible values: off, error, warn, info, debug, trace]",
+        ),
     ] {
         let text = desk.run(args).failed(2);
         let lines: Vec<&str> = text.lines().collect();
@@ -157,6 +238,7 @@ fn wrong_words_are_usage_errors() {
             lines[3].starts_with("Error: ") && lines[3].contains(problem),
             "{text}"
         );
+        assert!(!lines[3].contains("For more information"), "{text}");
     }
     let said = desk.run(&["run", "list", "--columns", "id,zzz"]).failed(2);
     assert!(

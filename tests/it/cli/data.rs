@@ -376,7 +376,7 @@ fn files_are_read_as_they_come_and_blamed_by_line() {
     let said = check("latin.jsonl", &lines);
     for (line, problem) in [
         ("2", "no UTF-8 text from byte 3 on"),
-        ("3", "not a conversation"),
+        ("3", "no conversation, which is {\"messages\": ["),
     ] {
         let mut rows = said.stdout.lines();
         let has = |row: &str| row.contains(line) && row.contains(problem);
@@ -401,7 +401,7 @@ fn files_are_read_as_they_come_and_blamed_by_line() {
     for (line, expected) in [
         ("{\"message\": []}", "messages"),
         ("[{\"content\": 1}]", "role"),
-        ("3", "not a conversation"),
+        ("3", "no conversation, which is {\"messages\": ["),
     ] {
         let said = check("odd.jsonl", line.as_bytes());
         assert!(said.stdout.contains(expected), "{line}: {}", said.stdout);

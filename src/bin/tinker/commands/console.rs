@@ -4,12 +4,14 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use tinker::config::Config;
 use tinker::local::{ConsoleOptions, ConsoleServer};
 
 use super::runs::default_root;
 use super::sampler::open_tokenizer;
-use super::serve::Signals;
+use super::serve::{Signals, hindered};
 use crate::context::install_logger;
+use crate::failure::of_settings;
 
 /// What was typed after `tinker console`.
 #[derive(Debug, Args)]
@@ -29,7 +31,7 @@ pub(crate) struct Console {
 impl Console {
     /// Shows the page until SIGTERM or Ctrl-C.
     pub(crate) fn run(self) -> anyhow::Result<()> {
-        install_logger(tinker::config::Config::from_env()?.log_level());
+        install_logger(Config::from_env().map_err(of_settings)?.log_level());
         let signals = Signals::listen()?;
         let folders = match self.folders.is_empty() {
             true => vec![default_root()],
@@ -39,7 +41,7 @@ impl Console {
         if let Some(model) = &self.model {
             options = options.with_model(model, open_tokenizer(model)?);
         }
-        let console = ConsoleServer::start(folders, options)?;
+        let console = ConsoleServer::start(folders, options).map_err(hindered)?;
         // Whoever reads a pipe waits for this line.
         let mut out = std::io::stdout();
         writeln!(out, "{}", console.base_url())?;

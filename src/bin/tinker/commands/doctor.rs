@@ -11,7 +11,7 @@ use tinker::types::Timestamp;
 use tinker::{Error, ServiceClient};
 
 use crate::context::Context;
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::output::Table;
 
 /// Check credentials, network, clock and the server, and say what to do about what is wrong.
@@ -64,7 +64,7 @@ impl Report {
         self.checks.push(Finding {
             check,
             verdict,
-            found,
+            found: one_line(&found),
             remedy,
         });
     }

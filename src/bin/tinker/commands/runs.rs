@@ -90,10 +90,16 @@ pub(crate) fn default_root() -> PathBuf {
 
 fn open(run: &Path) -> anyhow::Result<RunReader> {
     let inside = default_root().join(run);
-    match run.exists() || !inside.exists() {
-        true => Ok(RunReader::open(run)?),
-        false => Ok(RunReader::open(inside)?),
-    }
+    let path = match run.exists() || !inside.exists() {
+        true => run.to_owned(),
+        false => inside,
+    };
+    RunReader::open(&path).map_err(|error| match RunReader::find(&path).first() {
+        Some(found) if *found == path => error.into(),
+        _ => Failure::because(error)
+            .advise("'tinker runs ls FOLDER' lists the runs in a folder.")
+            .into(),
+    })
 }
 
 #[derive(Serialize)]
@@ -126,7 +132,17 @@ fn listed(path: &Path) -> Option<Listed> {
 }
 
 fn list(context: &mut Context, root: Option<PathBuf>) -> anyhow::Result<()> {
-    let root = root.unwrap_or_else(default_root);
+    let root = match root {
+        Some(root) if !root.is_dir() => {
+            return Err(
+                Failure::new(format!("there is no folder {}", root.display()))
+                    .advise("Without one, 'tinker runs ls' lists those of the default folder.")
+                    .into(),
+            );
+        }
+        Some(root) => root,
+        None => default_root(),
+    };
     let found: Vec<Listed> = RunReader::find(&root)
         .iter()
         .filter_map(|path| listed(path))

@@ -99,8 +99,14 @@ pub(crate) fn connect(context: &Context) -> anyhow::Result<ServiceClient> {
 
 /// A tokenizer by its place on this machine or by a model's name.
 pub(crate) fn open_tokenizer(place: &str) -> anyhow::Result<Tokenizer> {
-    match std::path::Path::new(place).exists() {
+    let path = std::path::Path::new(place);
+    match path.exists() {
         true => Ok(Tokenizer::open(place)?),
+        false if path.is_absolute() || place.starts_with('.') => {
+            Err(Failure::new(format!("there is no {place}"))
+                .advise("Name a tokenizer's folder or file, or a model such as Qwen/Qwen3-8B.")
+                .into())
+        }
         false => Tokenizer::for_model(place).map_err(from_hub),
     }
 }

@@ -1,18 +1,22 @@
 //! `tinker serve`: the embedded service as a program of its own.
 
-use std::io::Write;
+use std::error::Error as StdError;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use tinker::Error;
 use tinker::config::Config;
 use tinker::local::{Builder, LocalServer};
 
 use super::export::stem;
 use super::runs::default_root;
 use crate::context::install_logger;
+use crate::failure::{Failure, of_settings};
 
 /// What was typed after `tinker serve`.
 #[derive(Debug, Args)]
@@ -58,9 +62,9 @@ pub(crate) struct Serve {
     /// Let pages of this site use the server from a browser, such as https://example.org.
     #[arg(long = "cors", value_name = "ORIGIN")]
     origins: Vec<String>,
-    /// What to log on standard error: off, error, warn, info, debug or trace. Without it TINKER_LOG
-    /// decides, and else warn.
-    #[arg(long, value_name = "LEVEL")]
+    /// What to log on standard error [default: what TINKER_LOG says, else warn]
+    #[arg(long, value_name = "LEVEL", value_parser = PossibleValuesParser::new(LEVELS)
+        .map(|level| level.parse::<log::LevelFilter>().expect("each is a level")))]
     log: Option<log::LevelFilter>,
     /// Log every request.
     #[arg(long)]
@@ -103,6 +107,8 @@ pub(crate) struct Serve {
     admin: bool,
 }
 
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
 /// Which log-probabilities sampled tokens get.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Logprobs {
@@ -112,13 +118,10 @@ enum Logprobs {
 
 /// Serves until SIGTERM or Ctrl-C.
 pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
-    if cfg!(debug_assertions) {
-        say!("warning: this is an unoptimised build; the engine is many times slower");
-    }
     install_logger(Some(log_level(serve)?));
     let signals = Signals::listen()?;
     raise_descriptors();
-    let server = options(serve)?.start()?;
+    let server = options(serve)?.start().map_err(hindered)?;
     if let Some(file) = &serve.port_file {
         write_port(file, server.port())?;
     }
@@ -129,6 +132,19 @@ pub(crate) fn run(serve: &Serve) -> anyhow::Result<()> {
     signals.wait();
     drop(server);
     Ok(())
+}
+
+/// What keeps a server from starting, with what to do about it.
+pub(super) fn hindered(error: Error) -> anyhow::Error {
+    let cause = error.source().and_then(<dyn StdError>::downcast_ref);
+    let advice = match &error {
+        _ if cause.map(io::Error::kind) == Some(io::ErrorKind::AddrInUse) => {
+            "Another program listens there: choose another port with --port; 0 takes any that is free."
+        }
+        Error::Invalid(problem) if problem.field() == "host" => "Give it one with --key-file FILE.",
+        _ => return error.into(),
+    };
+    Failure::because(error).advise(advice).into()
 }
 
 /// Takes as many open files as the system allows: each connection is one, and the usual limit is
@@ -150,7 +166,8 @@ fn raise_descriptors() {}
 fn log_level(serve: &Serve) -> anyhow::Result<log::LevelFilter> {
     let level = match serve.log {
         Some(level) => level,
-        None => Config::from_env()?
+        None => Config::from_env()
+            .map_err(of_settings)?
             .log_level()
             .unwrap_or(log::LevelFilter::Warn),
     };

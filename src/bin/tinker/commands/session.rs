@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::context::Context;
+use crate::failure::{Failure, is_foreign};
 use crate::output::Table;
 use crate::units::size;
 
@@ -47,7 +48,7 @@ impl Session {
             "Exporting the trace of session {session_id} (this may take a while)..."
         ));
         if export.url_only {
-            let url = rest.export_session_trace(session_id)?;
+            let url = rest.export_session_trace(session_id).map_err(unknown)?;
             return match context.is_json() {
                 true => context.out.json(&Exported {
                     session_id,
@@ -62,7 +63,8 @@ impl Session {
             // An id is the service's word and names a file here only.
             PathBuf::from(format!("{}.pftrace", session_id.replace(['/', '\\'], "_")))
         });
-        rest.download_session_trace(session_id, &file)?;
+        rest.download_session_trace(session_id, &file)
+            .map_err(unknown)?;
         let bytes = std::fs::metadata(&file)?.len();
         let destination = file.display().to_string();
         if context.is_json() {
@@ -78,5 +80,17 @@ impl Session {
         table.row(["Saved to", &destination]);
         table.row(["Size", &size(bytes)]);
         context.out.table(&table)
+    }
+}
+
+/// Sessions are not listed; their runs are.
+fn unknown(error: tinker::Error) -> anyhow::Error {
+    match error.status() {
+        Some(404) if !is_foreign(&error) => Failure::because(error)
+            .advise(
+                "A session's id stands before ':train' in the ids of its runs: 'tinker run list'.",
+            )
+            .into(),
+        _ => error.into(),
     }
 }

@@ -129,9 +129,9 @@ impl Conversation {
             }),
             None => json.convert(),
         });
-        let whole = whole
-            .map_err(anyhow::Error::msg)
-            .context("not a conversation: {\"messages\": [{\"role\": …, \"content\": …}, …]}")?;
+        let whole = whole.map_err(anyhow::Error::msg).context(
+            "no conversation, which is {\"messages\": [{\"role\": …, \"content\": …}, …]}",
+        )?;
         Ok(Self {
             messages: whole.messages,
             tools: whole.tools.unwrap_or_default(),

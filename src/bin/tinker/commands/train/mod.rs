@@ -98,7 +98,7 @@ impl Desk {
             Ok(existing)
         });
         let run = opened.map(Run::from).map_err(|error| {
-            let failure = Failure::new(error.to_string());
+            let failure = Failure::because(error);
             match is_refused {
                 true => failure.advise(
                     "--resume goes on with the run that is there, --overwrite begins anew.",
