@@ -1,13 +1,15 @@
 //! What every command needs: where to write, and a client of the service.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use tinker::config::Config;
 use tinker::types::FinishReason;
 use tinker::{RestClient, ServiceClient};
 
+use crate::failure::of_settings;
 use crate::interrupt;
-use crate::output::{Format, Out};
+use crate::output::{ClosedPipe, Format, Out};
 
 /// How long a short command bears a service that does not answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -15,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Context {
     pub(crate) format: Format,
     pub(crate) out: Out,
+    /// Those whose sessions end with the command.
+    clients: RefCell<Vec<ServiceClient>>,
 }
 
 impl Context {
@@ -22,6 +26,7 @@ impl Context {
         Self {
             format,
             out: Out::default(),
+            clients: RefCell::default(),
         }
     }
 
@@ -38,35 +43,54 @@ impl Context {
 
     /// What the environment says; commands that take their time give the service some too.
     pub(crate) fn config(&self) -> anyhow::Result<Config> {
-        let config = Config::from_env()?;
+        let config = Config::from_env().map_err(of_settings)?;
         install_logger(config.log_level());
         Ok(config)
     }
 
     /// A client that gives up soon, for commands someone waits for.
     pub(crate) fn service(&self) -> anyhow::Result<ServiceClient> {
-        connect(self.config()?.with_patience(PATIENCE))
+        self.connect(self.config()?.with_patience(PATIENCE))
     }
 
     /// A client that bears trouble as long as programs do, for commands that work for long.
     pub(crate) fn patient_service(&self) -> anyhow::Result<ServiceClient> {
-        connect(self.config()?)
+        self.connect(self.config()?)
     }
 
     pub(crate) fn rest(&self) -> anyhow::Result<RestClient> {
         Ok(self.service()?.rest())
     }
-}
 
-/// A client that Ctrl-C closes, so that whoever waits for it goes on and cleans up.
-fn connect(config: Config) -> anyhow::Result<ServiceClient> {
-    let service = ServiceClient::new(config)?;
-    let held = service.clone();
-    interrupt::on(move || {
-        // The session may have ended; the program ends in any case.
-        let _ = held.close_as(FinishReason::Interrupted, Some("Ctrl-C"));
-    });
-    Ok(service)
+    /// A client that Ctrl-C closes, so that whoever waits for it goes on and cleans up.
+    fn connect(&self, config: Config) -> anyhow::Result<ServiceClient> {
+        let service = self.open(config)?;
+        let held = service.clone();
+        interrupt::on(move || {
+            // The session may have ended; the program ends in any case.
+            let _ = held.close_as(FinishReason::Interrupted, Some("Ctrl-C"));
+        });
+        Ok(service)
+    }
+
+    /// A client whose session ends with the command, whoever holds it then.
+    pub(crate) fn open(&self, config: Config) -> anyhow::Result<ServiceClient> {
+        let service = ServiceClient::new(config).map_err(of_settings)?;
+        self.clients.borrow_mut().push(service.clone());
+        Ok(service)
+    }
+
+    /// Tells the service how the command ended, unless it was told already.
+    pub(crate) fn close(&self, outcome: &anyhow::Result<()>) {
+        let reason = match outcome {
+            Err(error) if !error.is::<ClosedPipe>() => FinishReason::Errored,
+            _ => FinishReason::Success,
+        };
+        for client in self.clients.take() {
+            // The session ends with its heartbeats in any case.
+            let _ = client.close_as(reason.clone(), None);
+        }
+    }
 }
 
 /// The library's log on standard error, where TINKER_LOG asks for it.

@@ -149,8 +149,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     if !cli.command.has_signals_of_its_own() {
         interrupt::listen()?;
     }
-    cli.command.run(&mut context)?;
-    context.out.flush()
+    let outcome = cli.command.run(&mut context);
+    let outcome = outcome.and_then(|()| context.out.flush());
+    context.close(&outcome);
+    outcome
 }
 
 /// The whole command line. What follows an option is its value, also where it looks like a number

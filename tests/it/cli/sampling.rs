@@ -18,6 +18,64 @@ fn lines(text: &str) -> Vec<Value> {
     lines
 }
 
+/// A session that nobody ends stays open on the server until its heartbeat is missed.
+#[test]
+fn sessions_end_with_their_command() {
+    let server = LocalServer::builder().record(true).start().unwrap();
+    let desk = Desk::at(&server.base_url());
+    fs::copy(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/examples/chats.jsonl"),
+        desk.path().join("chats.jsonl"),
+    )
+    .unwrap();
+    let train = [
+        "train",
+        "sft",
+        "chats.jsonl",
+        "-m",
+        MODEL,
+        "-o",
+        "run",
+        "--learning-rate",
+    ];
+    for (args, reason) in [
+        (&["sample", MODEL, "x", "--max-tokens", "1"][..], "success"),
+        (&["sample", MODEL, "x", "--max-tokens", "9999"], "errored"),
+        (&["logprobs", MODEL, "xy"], "success"),
+        (&["score", MODEL, "chats.jsonl"], "success"),
+        (&["chat", MODEL], "success"),
+        (
+            &[
+                &train[..],
+                &["1e-3", "--load-checkpoint", "tinker://x/weights/y"],
+            ]
+            .concat(),
+            "errored",
+        ),
+        (
+            &[&train[..], &["1e-3", "--max-steps", "1"]].concat(),
+            "success",
+        ),
+    ] {
+        let said = desk.run(args);
+        let requests = server.requests();
+        let count = |end: &str| {
+            requests
+                .iter()
+                .filter(|one| one.path.ends_with(end))
+                .count()
+        };
+        assert_eq!(
+            count("/finish"),
+            count("/create_session"),
+            "{args:?}: {said:?}"
+        );
+        let last = requests.iter().rfind(|one| one.path.ends_with("/finish"));
+        let body: Value = serde_json::from_slice(&last.unwrap().body).unwrap();
+        assert_eq!(body["reason"]["type"], reason, "{args:?}: {said:?}");
+    }
+}
+
 #[test]
 fn one_prompt_or_many_are_sampled() {
     let server = LocalServer::builder().start().unwrap();

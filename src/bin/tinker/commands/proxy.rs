@@ -14,7 +14,7 @@ use tinker::types::{CheckpointKind, SampleRequest, TinkerPath};
 use tinker::{Error, Result, ServiceClient};
 
 use super::sampler::open_tokenizer;
-use super::serve::{Signals, write_port};
+use super::serve::{Signals, hindered, write_port};
 use crate::context::Context;
 
 /// Checkpoints that are listed as models, at most; any can be asked for by its path.
@@ -50,7 +50,7 @@ impl Proxy {
     /// Serves until SIGTERM or Ctrl-C.
     pub(crate) fn run(self, context: &Context) -> anyhow::Result<()> {
         let signals = Signals::listen()?;
-        let service = ServiceClient::new(context.config()?)?;
+        let service = context.open(context.config()?)?;
         let models = Models {
             service: service.clone(),
             tokenizer: self.tokenizer,
@@ -70,7 +70,7 @@ impl Proxy {
         for origin in self.origins {
             builder = builder.cors(origin);
         }
-        let proxy = builder.start()?;
+        let proxy = builder.start().map_err(hindered)?;
         if let Some(file) = &self.port_file {
             write_port(file, proxy.port())?;
         }

@@ -111,7 +111,7 @@ impl Desk {
         let config = context
             .config()?
             .with_queue_observer(move |update| seen.hear(update));
-        let service = ServiceClient::new(config)?;
+        let service = context.open(config)?;
         let tokenizer = match &settings.tokenizer {
             Some(place) => super::sampler::open_tokenizer(place)?,
             None => service
