@@ -113,7 +113,9 @@ fn a_checkpoint_becomes_a_model_of_its_own() {
     let path = scene.path.as_str();
     let before = fs::read_dir(scene.desk.path()).unwrap().count();
     for (args, expected) in [
-        (&["--as", "hf", "-o", "merged"][..], "already"),
+        (&["--as", "hf", "-o", "merged"][..], "--force replaces it"),
+        (&["--as", "peft", "--type", "q8_0"], "q8_0"),
+        (&["--as", "peft", "--type", "f32"], "f32"),
         (&["--as", "hf", "--type", "q8_0"], "q8_0"),
         (
             &["--as", "gguf", "--model", "nobody/nothing"],

@@ -143,9 +143,15 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there is no adapter, or something in the folder's place;
-    /// [`Error::Io`] if a file cannot be read or written. Nothing half-written is left.
+    /// [`Error::Invalid`] if there is no adapter, something in the folder's place, or a
+    /// [type](Self::with_type) was asked for; [`Error::Io`] if a file cannot be read or written.
+    /// Nothing half-written is left.
     pub fn to_peft(&self, folder: impl AsRef<Path>) -> Result<Exported> {
+        if let Some(weight_type) = self.weight_type {
+            let problem =
+                format!("{weight_type} is for whole models; an adapter keeps its numbers");
+            return Err(Error::invalid("weight type", problem));
+        }
         let files = adapter::read(&self.adapter)?.renamed()?;
         let output = Output::folder(folder.as_ref(), self.force, &[&self.adapter])?;
         output.write(PeftFiles::CONFIG, files.config.as_bytes())?;

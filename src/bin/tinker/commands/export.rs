@@ -11,6 +11,7 @@ use tinker::types::TinkerPath;
 use super::checkpoint::download::{downloadable, fetch};
 use super::checkpoint::push::Scratch;
 use crate::context::Context;
+use crate::failure::Failure;
 use crate::interrupt;
 use crate::output::Table;
 use crate::terminal;
@@ -64,6 +65,11 @@ struct Report<'a> {
 impl Export {
     pub(crate) fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let target = self.target();
+        if target.symlink_metadata().is_ok() && !self.force {
+            let problem = format!("{} is there already", target.display());
+            let advice = "--force replaces it; --out writes to another place.";
+            return Err(Failure::new(problem).advise(advice).into());
+        }
         let mut scratch = None;
         let adapter = match self.path.starts_with(TinkerPath::PREFIX) {
             false => PathBuf::from(&self.path),
