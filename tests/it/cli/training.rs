@@ -111,6 +111,19 @@ fn conversations_are_trained_on_and_runs_looked_at() {
             .unwrap()
             .starts_with("<svg")
     );
+    let curves = desk.run(&["-f", "json", "runs", "plot", "run"]).json();
+    let curve = &curves["curves"][0];
+    assert_eq!(
+        (&curve["run"], &curve["metric"]),
+        (&json!("run"), &json!("train_mean_nll"))
+    );
+    let steps: Vec<&Value> = curve["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| &point[0])
+        .collect();
+    assert_eq!(steps, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     let unknown = desk.run(&["runs", "plot", "run", "-m", "nosuch"]).failed(1);
     assert!(unknown.contains("train_mean_nll"), "{unknown}");
 

@@ -304,6 +304,15 @@ pub(crate) fn brief(row: &Row) -> String {
     format!("{step}{}", parts.join("  "))
 }
 
+/// A metric of a run, as it is: neither smoothed nor thinned.
+#[derive(Serialize)]
+struct Curve {
+    run: String,
+    metric: String,
+    /// A step and the value there.
+    points: Vec<(f64, f64)>,
+}
+
 impl Draw {
     fn run(self, context: &mut Context) -> anyhow::Result<()> {
         let runs = self
@@ -345,6 +354,17 @@ impl Draw {
                 .into());
         }
         match &self.svg {
+            None if context.is_json() => {
+                let mut curves = Vec::new();
+                for run in &runs {
+                    curves.extend(metrics.iter().map(|metric| Curve {
+                        run: run.path.display().to_string(),
+                        metric: metric.clone(),
+                        points: run.curve(metric),
+                    }));
+                }
+                context.out.json(&serde_json::json!({ "curves": curves }))
+            }
             Some(file) => {
                 let cannot = || format!("cannot write {}", file.display());
                 fs::write(file, plot.to_svg()).with_context(cannot)?;
