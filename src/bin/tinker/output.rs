@@ -117,7 +117,15 @@ impl Table {
 pub(crate) struct Listing {
     title: Option<String>,
     columns: Vec<String>,
-    widths: Option<Vec<usize>>,
+    layout: Option<Layout>,
+}
+
+/// How a row is laid out.
+enum Layout {
+    /// Its cells beside each other, in columns of these widths.
+    Columns(Vec<usize>),
+    /// Its cells one below the other, in lines of this width.
+    Paragraphs(usize),
 }
 
 impl Listing {
@@ -125,16 +133,16 @@ impl Listing {
         Self {
             title,
             columns,
-            widths: None,
+            layout: None,
         }
     }
 
     pub(crate) fn rows(&mut self, out: &mut Out, rows: &[Vec<String>]) -> anyhow::Result<()> {
         let mut text = String::new();
-        match &mut self.widths {
+        match &mut self.layout {
             None => self.head(&mut text, rows),
             // Where no width is given a row keeps its line, wider than the rows before if need be.
-            Some(widths) if terminal::width().is_none() => {
+            Some(Layout::Columns(widths)) if terminal::width().is_none() => {
                 let wanted = fit(&self.columns, rows, None);
                 for (width, wanted) in widths.iter_mut().zip(wanted) {
                     *width = wanted.max(*width);
@@ -142,15 +150,20 @@ impl Listing {
             }
             Some(_) => {}
         }
-        let widths = self.widths.as_deref().unwrap_or_default();
         for row in rows {
-            draw(&mut text, row, widths, false);
+            match &self.layout {
+                Some(Layout::Columns(widths)) => draw(&mut text, row, widths, false),
+                Some(Layout::Paragraphs(room)) => {
+                    paragraph(&mut text, &self.columns, row, *room, terminal::colours());
+                }
+                None => {}
+            }
         }
         out.text(&text)
     }
 
     fn head(&mut self, text: &mut String, rows: &[Vec<String>]) {
-        let widths = fit(&self.columns, rows, terminal::width());
+        let layout = layout(&self.columns, rows, terminal::width());
         if let Some(title) = &self.title {
             text.extend(
                 title
@@ -159,18 +172,30 @@ impl Listing {
             );
             text.push('\n');
         }
-        if !rows.is_empty() {
-            draw(text, &self.columns, &widths, terminal::colours());
+        if let Layout::Columns(widths) = &layout
+            && !rows.is_empty()
+        {
+            draw(text, &self.columns, widths, terminal::colours());
             let rule: Vec<String> = widths.iter().map(|width| "─".repeat(*width)).collect();
-            draw(text, &rule, &widths, false);
+            draw(text, &rule, widths, false);
         }
-        self.widths = Some(widths);
+        self.layout = Some(layout);
     }
 }
 
 const GAP: usize = 2;
 /// No column becomes narrower than this, whatever the terminal.
 const NARROWEST: usize = 8;
+
+/// Columns, unless the terminal is too narrow for all of them.
+fn layout(columns: &[String], rows: &[Vec<String>], room: Option<usize>) -> Layout {
+    let widths = fit(columns, rows, room);
+    let all = widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1);
+    match room {
+        Some(room) if all > room => Layout::Paragraphs(room),
+        _ => Layout::Columns(widths),
+    }
+}
 
 /// The columns' widths: as wide as their content, or fitted by taking from the widest. The first
 /// column names the row and gives last.
@@ -227,6 +252,26 @@ fn draw(text: &mut String, row: &[String], widths: &[usize], bold: bool) {
         text.push_str(drawn.trim_end());
         text.push('\n');
     }
+}
+
+/// Draws a row as a paragraph: a column's name and its cell in a line, or as many as they need.
+fn paragraph(text: &mut String, columns: &[String], row: &[String], room: usize, bold: bool) {
+    for (column, cell) in columns.iter().zip(row) {
+        let named = match column.is_empty() {
+            true => cell.clone(),
+            false => format!("{column}: {cell}"),
+        };
+        for (number, line) in wrap(&named, room).iter().enumerate() {
+            match line.strip_prefix(column.as_str()) {
+                Some(rest) if bold && number == 0 && !column.is_empty() => {
+                    text.push_str(&format!("{}{}", style(column).bold(), rest.trim_end()));
+                }
+                _ => text.push_str(line.trim_end()),
+            }
+            text.push('\n');
+        }
+    }
+    text.push('\n');
 }
 
 /// Whether a terminal would take a letter for a command, as nothing that a server says must be.
@@ -317,11 +362,18 @@ mod tests {
     fn check(columns: &[&str], rows: &[&[&str]], room: Option<usize>, expected: &[&str]) {
         let columns = texts(columns);
         let rows: Vec<Vec<String>> = rows.iter().map(|row| texts(row)).collect();
-        let widths = fit(&columns, &rows, room);
         let mut text = String::new();
-        draw(&mut text, &columns, &widths, false);
-        for row in &rows {
-            draw(&mut text, row, &widths, false);
+        match layout(&columns, &rows, room) {
+            Layout::Columns(widths) => {
+                for row in [&columns].into_iter().chain(&rows) {
+                    draw(&mut text, row, &widths, false);
+                }
+            }
+            Layout::Paragraphs(room) => {
+                for row in &rows {
+                    paragraph(&mut text, &columns, row, room, false);
+                }
+            }
         }
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     }
@@ -357,9 +409,9 @@ mod tests {
         // Narrower than any table can be: still every letter is there.
         check(
             &["A", "B"],
-            &[&["0123456789", "x"]],
-            Some(4),
-            &["A         B", "01234567  x", "89"],
+            &[&["0123456789", "x"], &["", "y"]],
+            Some(9),
+            &["A:", "012345678", "9", "B: x", "", "A:", "B: y", ""],
         );
     }
 }

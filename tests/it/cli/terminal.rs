@@ -111,7 +111,8 @@ fn tables_fit_the_terminal() {
     let server = Server::start();
     listing(&server);
     let desk = Desk::at(&server.url());
-    for columns in [60, 80, 200] {
+    // Beside each other, and one below the other where there is no room.
+    for columns in [30, 40, 60, 80, 200] {
         let (drawn, exit) = Screen::start(&desk, &["run", "list"], columns).end();
         assert_eq!(exit, Some(0));
         assert!(drawn.contains("\u{1b}[1m"), "headings are bold: {drawn:?}");
