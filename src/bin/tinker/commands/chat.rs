@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
+use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -156,25 +157,25 @@ impl Talk {
     fn set(&mut self, text: &str) -> anyhow::Result<()> {
         let params = &mut self.params;
         let Some((name, value)) = text.split_once(' ') else {
-            say!(
-                "max_tokens {}, temperature {}, top_p {:?}, top_k {:?}, seed {:?}, stop {:?}",
-                params.max_tokens,
-                params.temperature,
-                params.top_p,
-                params.top_k,
-                params.seed,
-                params.stop
-            );
+            let mut set = vec![
+                format!("max_tokens {}", params.max_tokens),
+                format!("temperature {}", params.temperature),
+            ];
+            set.extend(params.top_p.map(|top_p| format!("top_p {top_p}")));
+            set.extend(params.top_k.map(|top_k| format!("top_k {top_k}")));
+            set.extend(params.seed.map(|seed| format!("seed {seed}")));
+            set.extend(params.stop.iter().map(|stop| format!("stop {stop:?}")));
+            say!("{}", set.join(", "));
             return Ok(());
         };
         let mut changed = params.clone();
         let value = value.trim();
         match name {
-            "max_tokens" => changed.max_tokens = value.parse()?,
-            "temperature" => changed.temperature = value.parse()?,
-            "top_p" => changed.top_p = Some(value.parse()?),
-            "top_k" => changed.top_k = Some(value.parse()?),
-            "seed" => changed.seed = Some(value.parse()?),
+            "max_tokens" => changed.max_tokens = number(name, value)?,
+            "temperature" => changed.temperature = number(name, value)?,
+            "top_p" => changed.top_p = Some(number(name, value)?),
+            "top_k" => changed.top_k = Some(number(name, value)?),
+            "seed" => changed.seed = Some(number(name, value)?),
             "stop" => changed.stop = vec![value.to_owned()],
             other => bail!("no such parameter: {other}"),
         }
@@ -355,4 +356,9 @@ fn probabilities(
         context.out.line(&line)?;
     }
     Ok(())
+}
+
+fn number<T: FromStr>(name: &str, value: &str) -> anyhow::Result<T> {
+    let number = value.parse().ok();
+    number.with_context(|| format!("{name} takes a number, got {value:?}"))
 }
