@@ -305,6 +305,13 @@ fn every_kind_keeps_lines_for_evaluation_and_refuses_what_it_does_not_heed() {
         let refused = train(kind, &all).failed(2);
         assert!(refused.contains("nothing to train on"), "{kind}: {refused}");
     }
+    for kind in ["sft", "dpo", "rl", "distill"] {
+        let said = desk.run(&["train", kind]).failed(2);
+        assert!(
+            said.contains(&format!("'tinker train {kind} --help'")),
+            "{said}"
+        );
+    }
     for (kind, senseless) in [
         ("sft", "--epochs=0"),
         ("dpo", "--batch-size=0"),

@@ -46,7 +46,7 @@ impl Train {
         };
         let settings = settings.with_file()?;
         settings.check(kind)?;
-        let mut desk = Desk::open(context, settings)?;
+        let mut desk = Desk::open(context, kind, settings)?;
         let trained = train(&mut desk);
         if trained.is_err() {
             desk.leave();
@@ -73,16 +73,19 @@ struct Desk {
 }
 
 impl Desk {
-    fn open(context: &Context, settings: Settings) -> anyhow::Result<Self> {
-        let model = settings.model.clone().ok_or_else(|| missing("--model"))?;
+    fn open(context: &Context, kind: &str, settings: Settings) -> anyhow::Result<Self> {
+        let model = settings
+            .model
+            .clone()
+            .ok_or_else(|| missing(kind, "--model"))?;
         settings
             .data
             .as_ref()
-            .ok_or_else(|| missing("a file of data"))?;
+            .ok_or_else(|| missing(kind, "a file of data"))?;
         let folder = settings
             .log_path
             .clone()
-            .ok_or_else(|| missing("--log-path"))?;
+            .ok_or_else(|| missing(kind, "--log-path"))?;
         // The folder first: whether it may be written to is known before anything costs.
         let existing = match (settings.resume, settings.overwrite) {
             (true, true) => {
@@ -233,9 +236,9 @@ impl Desk {
     }
 }
 
-fn missing(what: &str) -> Failure {
+fn missing(kind: &str, what: &str) -> Failure {
     Failure::usage(format!("{what} is needed, as an argument or in --config"))
-        .advise("'tinker train sft --help' shows what there is.")
+        .advise(format!("'tinker train {kind} --help' shows what there is."))
 }
 
 /// Shared between the client's threads and the dashboard.

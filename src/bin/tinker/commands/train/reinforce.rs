@@ -57,7 +57,7 @@ pub(super) fn distill(desk: &mut Desk) -> anyhow::Result<Report> {
         .settings
         .teacher
         .clone()
-        .ok_or_else(|| missing("--teacher"))?;
+        .ok_or_else(|| missing("distill", "--teacher"))?;
     let groups = groups(desk, |_, prompt, tokenizer| {
         Ok(Problem::without_reward(tokenizer, prompt))
     })?;
