@@ -101,7 +101,8 @@ pub enum Error {
     NotSent(Box<Context>),
     /// A file on this machine could not be read or written.
     Io(Box<Context>),
-    /// A function of the caller's own failed or panicked: a loss, an observer, a source of data.
+    /// A function of the caller's own failed or panicked: a loss, an observer, a source of data, an
+    /// environment, a reward.
     Callback(Box<Context>),
     /// A bug or an exhausted resource on this side, such as a thread that could not be started.
     Internal(Box<Context>),

@@ -21,7 +21,7 @@ pub(super) fn file(path: &Path, verb: &str, error: io::Error) -> Error {
 pub(super) fn callback(what: &str, error: anyhow::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,
-        Err(error) => Error::Internal(Box::new(Context {
+        Err(error) => Error::Callback(Box::new(Context {
             message: format!("{what} failed"),
             source: Some(Arc::from(error.into_boxed_dyn_error())),
             ..Context::default()

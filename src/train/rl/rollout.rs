@@ -394,7 +394,7 @@ impl Stage<'_> {
                 self.episode(sampler, task.env.as_mut(), (number, over), timing)
             }));
             let result = played
-                .unwrap_or_else(|_| Err(Error::Internal(Context::new("an environment panicked"))));
+                .unwrap_or_else(|_| Err(Error::Callback(Context::new("an environment panicked"))));
             if done.send((task.group, task.episode, result)).is_err() {
                 return;
             }
@@ -547,7 +547,7 @@ fn stopped(turns: &mut Vec<Transition>, reason: &str) {
 fn guarded<T>(what: &str, work: impl FnOnce() -> anyhow::Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| fault::callback(what, error)),
-        Err(_) => Err(Error::Internal(Context::new(format!("{what} panicked")))),
+        Err(_) => Err(Error::Callback(Context::new(format!("{what} panicked")))),
     }
 }
 
@@ -569,7 +569,7 @@ fn check_reward(reward: f64) -> Result<()> {
 /// The name a failure is counted under.
 fn kind(error: &Error) -> &'static str {
     match error {
-        Error::Internal(_) => "environment",
+        Error::Callback(_) | Error::Internal(_) => "environment",
         Error::Invalid(_) => "invalid",
         Error::Timeout(_) => "timeout",
         _ => "service",

@@ -269,6 +269,33 @@ fn groups_without_differences_are_left_out_in_every_mode() {
     }
 }
 
+/// What a function of the user's fails at is the user's to mend, and no bug to report.
+#[test]
+fn a_reward_that_fails_or_panics_is_a_function_that_failed() {
+    let server = LocalServer::start().unwrap();
+    let service = local::service(&server);
+    let tokenizer = tokenizer(&service);
+    for (panics, words) in [(false, "failed: out of paper"), (true, "panicked")] {
+        let prompt = tokenizer.encode("word:").unwrap();
+        let problem = Problem::new(&tokenizer, prompt, move |_| {
+            assert!(!panics, "out of ink");
+            anyhow::bail!("out of paper")
+        });
+        let root = tempfile::tempdir().unwrap();
+        let mut run = Run::open(root.path(), Existing::Raise).unwrap();
+        let problems = EnvBatches::new([problem.with_group_size(2).into_group()], 1);
+        let error = Rl::new(model(&service), 2)
+            .train(&service, &mut run, &problems)
+            .unwrap_err();
+        assert_eq!(error.remedy(), tinker::error::Remedy::FixInput, "{error:?}");
+        let text = format!("{:#}", anyhow::Error::from(error));
+        assert!(
+            text.starts_with("your function failed: ") && text.contains(words),
+            "{text}"
+        );
+    }
+}
+
 /// Asks for the end when it is begun.
 struct Ending(Arc<dyn EnvGroup>, Interrupt);
 
