@@ -166,7 +166,7 @@ pub mod guide {
     pub mod servers {}
 }
 
-/// The README's code, compiled and run.
+/// The README's code, compiled, and run where it keeps no files.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
