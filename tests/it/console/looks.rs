@@ -425,6 +425,7 @@ fn on_a_phone_and_in_the_dark(browser: &Browser) {
         "run/0%2Fchats",
         "run/0%2Fchats/config",
         "run/0%2Fchats/time",
+        "run/0%2Fchats/log",
         "checkpoints",
         "chat",
         "data",
@@ -433,6 +434,13 @@ fn on_a_phone_and_in_the_dark(browser: &Browser) {
         browser.value(&format!("location.hash = '#/{view}'"));
         browser.wait("document.querySelector('main h1') && !document.querySelector('main').textContent.includes('undefined')");
         browser.wait("document.documentElement.scrollWidth <= innerWidth");
+        // Tables stay within their cards, and what is in a cell within the cell.
+        browser.wait(
+            "[...document.querySelectorAll('td, .scroll')].every((one) => one.scrollWidth <= one.clientWidth + 1)",
+        );
+        browser.wait(
+            "[...document.querySelectorAll('.tabs [aria-current]')].every((tab) => tab.getBoundingClientRect().right <= innerWidth)",
+        );
         let small = "[...document.querySelectorAll('nav#nav a')].filter((link) => link.getBoundingClientRect().height < 40).length";
         assert_eq!(
             browser.value(small),

@@ -68,6 +68,8 @@ export function open(args) {
     // The first answer shows it.
     if (!run) return;
     label();
+    // On a phone the tabs are wider than the page.
+    tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     part?.close?.();
     part = (PARTS[tab] ?? curves)({ id, run: () => run, others: () => others, over: () => over, choose: (other) => { over = other; part.update(); }, world: args.world });
     place.replaceChildren(...[part.nodes].flat());
