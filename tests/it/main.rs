@@ -43,6 +43,8 @@ mod parallel;
 mod python;
 /// What the Python SDK can be asked for.
 mod reach;
+/// The README's programs, to the letter.
+mod readme;
 /// A server that is restarted in the middle of a run.
 mod recovery;
 /// Renderers against the service's own and the cookbook's.

@@ -31,7 +31,7 @@ pub(in crate::local) struct Folder {
     temporary: bool,
     /// The marker, locked as long as this server uses the folder; the system lets go of it after
     /// a crash.
-    _marker: File,
+    marker: File,
 }
 
 impl Folder {
@@ -104,7 +104,7 @@ impl Folder {
         Ok(Self {
             root,
             temporary,
-            _marker: marker,
+            marker,
         })
     }
 
@@ -118,6 +118,9 @@ impl Drop for Folder {
         if self.temporary {
             let _ = fs::remove_dir_all(&self.root);
         }
+        // Closing alone would leave the lock to a program that another thread is just starting: until
+        // that runs, it has the same file open.
+        let _ = self.marker.unlock();
     }
 }
 
@@ -187,6 +190,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_folder_is_free_once_its_server_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let open = || Folder::open(Some(root.path().to_owned()));
+        let first = open().unwrap();
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("another server uses"), "{error}");
+        // As a process has it that is being started.
+        let inherited = first.marker.try_clone().unwrap();
+        drop(first);
+        open().unwrap();
+        drop(inherited);
+    }
+
+    #[test]
     fn servers_that_start_together_do_not_take_each_other_for_left_over() {
         let parent = tempfile::tempdir().unwrap();
         std::thread::scope(|scope| {
@@ -208,7 +225,7 @@ mod tests {
         let folder = |name: &str| parent.path().join(format!("{TEMPORARY}{name}"));
         let make = |name: &str, temporary: bool| {
             let mut opened = Folder::open(Some(folder(name))).unwrap();
-            write_marker(&mut opened._marker, temporary).unwrap();
+            write_marker(&mut opened.marker, temporary).unwrap();
             opened
         };
         drop(make("gone", true));

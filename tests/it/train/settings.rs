@@ -124,6 +124,9 @@ fn of_reinforcement() {
         ("limits.max_sampled_tokens", |limits| {
             limits.max_sampled_tokens = Some(0);
         }),
+        ("limits.timeout", |limits| {
+            limits.timeout = Some(Duration::ZERO);
+        }),
     ] {
         refused(field, |mut rl| {
             change(&mut rl.limits);
