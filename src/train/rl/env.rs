@@ -399,15 +399,22 @@ impl fmt::Debug for Problem {
     }
 }
 
+/// A group of so many environments.
+pub(super) fn same(
+    group_size: usize,
+    env: impl Fn() -> Box<dyn Env>,
+) -> anyhow::Result<Vec<Box<dyn Env>>> {
+    const MOST: usize = 65_536;
+    if !(1..=MOST).contains(&group_size) {
+        let problem = format!("must be from 1 to {MOST}, got {group_size}");
+        return Err(Error::invalid("group_size", problem).into());
+    }
+    Ok((0..group_size).map(|_| env()).collect())
+}
+
 impl EnvGroup for Problem {
     fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
-        const MOST: usize = 65_536;
-        if !(1..=MOST).contains(&self.group_size) {
-            let problem = format!("must be from 1 to {MOST}, got {}", self.group_size);
-            return Err(Error::invalid("group_size", problem).into());
-        }
-        let env = || Box::new(ProblemEnv(self.clone())) as Box<dyn Env>;
-        Ok((0..self.group_size).map(|_| env()).collect())
+        same(self.group_size, || Box::new(ProblemEnv(self.clone())))
     }
 
     fn tags(&self) -> Vec<String> {

@@ -1,12 +1,14 @@
 //! Settings that a loop would refuse at their first use, hours later, are refused before it begins.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tinker::local::{LocalServer, RecordedRequest};
 use tinker::text::data::KlPenalty;
+use tinker::text::{Message, Renderer};
 use tinker::train::rl::{
-    EnvBatches, EnvDataset, FailurePolicy, Grade, Limits, Mode, Problem, Rl, SelfDistillation,
-    tournament,
+    Agent, EnvBatches, EnvDataset, EnvGroup, FailurePolicy, Grade, Limits, Mode, Problem, Rl,
+    SelfDistillation, tournament,
 };
 use tinker::train::{
     Batches, Dataset, Dpo, Existing, Model, Report, Run, SavePolicy, Schedule, Supervised,
@@ -166,9 +168,18 @@ fn of_groups_and_batches() {
         let problem = Problem::without_reward(&tokenizer, vec![65]).with_group_size(size);
         problem.into_group()
     };
-    assert_eq!(problem(1).envs().unwrap().len(), 1);
-    for size in [0, usize::MAX] {
-        check("group_size", problem(size).envs());
+    let renderer = Renderer::from_template(&tokenizer).unwrap();
+    let agent = |size| {
+        let task = [Message::user("x")];
+        let agent = Agent::new(&renderer, task, [], |_| Ok(Grade::reward(0.0)));
+        agent.unwrap().with_group_size(size).into_group()
+    };
+    let kinds: [&dyn Fn(usize) -> Arc<dyn EnvGroup>; 2] = [&problem, &agent];
+    for group in kinds {
+        assert_eq!(group(1).envs().unwrap().len(), 1);
+        for size in [0, usize::MAX] {
+            check("group_size", group(size).envs());
+        }
     }
     let groups = EnvBatches::new([problem(1), problem(1)], 2);
     assert_eq!(groups.batch(0).unwrap().len(), 2);

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread;
 
-use super::env::{Env, EnvGroup, Grade, Step};
+use super::env::{Env, EnvGroup, Grade, Step, same};
 use super::messages::{ChatEnv, MessageEnv, ParseErrors};
 use crate::text::{Message, Renderer, ToolCall};
 use crate::{Error, Result};
@@ -92,7 +92,7 @@ impl Agent {
         })
     }
 
-    /// Sets how often the task is done. Default: 4.
+    /// Sets how often the task is done, from 1 to 65,536. Default: 4.
     #[must_use]
     pub fn with_group_size(mut self, episodes: usize) -> Self {
         self.group_size = episodes;
@@ -186,15 +186,14 @@ impl fmt::Debug for Agent {
 
 impl EnvGroup for Agent {
     fn envs(&self) -> anyhow::Result<Vec<Box<dyn Env>>> {
-        let env = || {
+        same(self.group_size, || {
             let env = ChatEnv::new(&self.renderer, Episode::new(self))
                 .with_parse_errors(self.parse_errors.clone());
             Box::new(match self.goes_on_when_cut_off {
                 true => env.going_on_when_cut_off(),
                 false => env,
-            }) as Box<dyn Env>
-        };
-        Ok((0..self.group_size).map(|_| env()).collect())
+            })
+        })
     }
 
     fn tags(&self) -> Vec<String> {
