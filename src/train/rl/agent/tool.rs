@@ -120,7 +120,7 @@ impl Tool {
         &self.name
     }
 
-    /// What [`Renderer::with_tools`] declares.
+    /// What [`Renderer::with_tools`](crate::text::Renderer::with_tools) declares.
     #[doc(alias = "to_spec")]
     pub fn spec(&self) -> Value {
         json!({
