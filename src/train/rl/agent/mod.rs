@@ -13,6 +13,9 @@ use crate::{Error, Result};
 
 pub use tool::{Tool, ToolOutput};
 
+/// How many calls of an answer are carried out at once: a model may ask for hundreds.
+const AT_ONCE: usize = 16;
+
 /// How many letters of what was wrong a model is told.
 const DETAILS: usize = 16_000;
 
@@ -120,8 +123,8 @@ impl Agent {
         self
     }
 
-    /// Carries out the calls of an answer side by side, each on a thread of its own. Default: one
-    /// after the other, as the model asked for them.
+    /// Carries out the calls of an answer side by side, each on a thread of its own, 16 at a time.
+    /// Default: one after the other, as the model asked for them.
     #[must_use]
     pub fn with_calls_side_by_side(mut self) -> Self {
         self.side_by_side = true;
@@ -160,6 +163,14 @@ impl Agent {
         if !self.side_by_side || calls.len() < 2 {
             return Ok(calls.iter().map(|call| self.call(call)).collect());
         }
+        let mut outputs = Vec::with_capacity(calls.len());
+        for calls in calls.chunks(AT_ONCE) {
+            outputs.extend(self.call_together(calls)?);
+        }
+        Ok(outputs)
+    }
+
+    fn call_together(&self, calls: &[ToolCall]) -> anyhow::Result<Vec<ToolOutput>> {
         thread::scope(|scope| {
             let spawn = |call| {
                 let thread = thread::Builder::new().name("tinker-tool".into());

@@ -257,6 +257,13 @@ fn calls_side_by_side_give_their_results_in_order() {
     let told: Vec<&str> = told.iter().filter_map(|one| one.content.as_str()).collect();
     let panicked = r#"{"error": "Tool execution failed: it panicked"}"#;
     assert_eq!(told, ["1", panicked, "2"]);
+    // More than there are threads at a time, which is even, as whoever waits for another wants it.
+    let calls: Vec<ToolCall> = (0..2 * AT_ONCE + 2)
+        .map(|number| ToolCall::new("meet", number.to_string()))
+        .collect();
+    let told = agent.call_all(&calls).unwrap();
+    let expected = calls.iter().map(|call| call.arguments.as_str());
+    assert!(told.iter().map(|one| &one.content).eq(expected));
 }
 
 #[test]
