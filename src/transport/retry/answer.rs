@@ -69,6 +69,9 @@ fn message_of(body: &Value) -> String {
 
 /// A page instead of an answer, as gateways and other servers give it, is known by its title.
 fn page(text: &str) -> Option<String> {
+    if !text.trim_start().starts_with('<') {
+        return None;
+    }
     let lower = text.to_ascii_lowercase();
     let start = lower.find("<title>")? + "<title>".len();
     let end = start + lower[start..].find("</title>")?;

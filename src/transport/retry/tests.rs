@@ -218,6 +218,14 @@ fn error_answers_carry_status_body_and_a_readable_message() {
         r#"{"detail":[{"loc":["body","data",3],"msg":"too long","type":"t"},{"loc":["q"],"msg":"missing"}]}"#,
         "body.data.3: too long; q: missing",
     );
+    check(
+        " <!doctype html><TITLE>\n502 Bad\nGateway</TITLE><p>…",
+        r#"a web page, "502 Bad Gateway""#,
+    );
+    // What a service says of such a text is no page.
+    let said = "cannot read <title>x</title> in the prompt";
+    check(said, said);
+    check(&json!({ "detail": said }).to_string(), said);
     check(&"é".repeat(2000), &format!("{}…", "é".repeat(1000)));
 }
 
